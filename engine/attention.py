@@ -1,0 +1,104 @@
+"""What a model calls to attend: over pages while serving, over one whole sequence as the truth.
+
+A model knows nothing of pages. Each layer hands its queries, keys and values to an `Attention`, which
+stores the keys and answers; the same weights thus serve packed ragged batches and the state oracle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gammaray.engine.pool import KVPool
+from gammaray.kernels.api import AttentionPlan, PagedBatch, paged_tree_attention, plan_attention, write_kv
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How a layer's scores become weights; see `gammaray.kernels.api.paged_tree_attention`."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]
+
+
+class Attention(Protocol):
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        """q [T, H, D], k [T, Hkv, D], v [T, Hkv, Dv] of one layer -> [T, H, Dv]."""
+
+
+class Model(Protocol):
+    """A causal language model whose attention is handed in."""
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
+    ) -> Tensor:
+        """input_ids [T], positions [T], wanted [N] token indices (None: all) -> logits [N, V]."""
+
+
+class PagedAttention:
+    """Attention of one step: writes the step's keys to the pool and attends to the pages."""
+
+    def __init__(self, pool: KVPool, batch: PagedBatch) -> None:
+        self._pool = pool
+        self._batch = batch
+        self._plans: dict[tuple[int, int | None], AttentionPlan] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        k_pool, v_pool = self._pool.layers[layer]
+        write_kv(k, v, k_pool, v_pool, self._batch.slots)
+        return paged_tree_attention(
+            q,
+            k_pool,
+            v_pool,
+            self._plan(q.shape[1] // k.shape[1], options.window),
+            scaling=options.scaling,
+            softcap=options.softcap,
+            sinks=options.sinks,
+        )
+
+    def _plan(self, group_size: int, window: int | None) -> AttentionPlan:
+        plan = self._plans.get((group_size, window))
+        if plan is None:
+            pool = self._pool
+            plan = plan_attention(
+                self._batch, pool.block_size, pool.dtype, group_size=group_size, window=window
+            )
+            self._plans[group_size, window] = plan
+        return plan
+
+
+class DenseAttention:
+    """Causal attention over one whole sequence, in float32 and without pages; keeps each layer's KV."""
+
+    def __init__(self) -> None:
+        self.kv: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> k [T, Hkv, D], v [T, Hkv, Dv]
+        self.options: dict[int, AttentionOptions] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        if layer in self.kv:
+            raise ValueError(f"layer {layer} attends more than once in one forward pass")
+        self.kv[layer] = (k, v)
+        self.options[layer] = options
+        group_size = q.shape[1] // k.shape[1]
+        keys = k.float().repeat_interleave(group_size, 1)  # [T, H, D]
+        values = v.float().repeat_interleave(group_size, 1)
+        scores = torch.einsum("ihd,jhd->hij", q.float(), keys) * options.scaling  # [H, T, T]
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        scores = scores.masked_fill(~_causal(len(q), options.window), float("-inf"))
+        if options.sinks is not None:
+            column = options.sinks.float()[:, None, None].expand(-1, len(q), 1)
+            scores = torch.cat([scores, column], -1)
+        weights = torch.softmax(scores, -1)[..., : len(q)]
+        return torch.einsum("hij,jhd->ihd", weights, values).to(q.dtype)
+
+
+def _causal(length: int, window: int | None) -> Tensor:
+    """[T, T] bool: which keys (columns) each query (row) sees."""
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    return seen if window is None else seen.triu(1 - window)

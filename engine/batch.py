@@ -1,0 +1,113 @@
+"""One step's work for the model: rows of committed tokens and draft trees, and how they are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gammaray.kernels.api import MAX_TREE_NODES, PagedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one sequence feeds in one forward pass: `pending`, then `tree_tokens[fed:]`.
+
+    Tree node i lives in the logical slot start + len(pending) + i, whatever its depth; its position id is
+    start + len(pending) - 1 + depth, where children of the root (parent -1: the last committed token) have
+    depth 1. Logits come for the last pending token (if any), then for the fed nodes in order.
+    """
+
+    pending: Sequence[int]  # committed tokens without KV yet, a causal chain
+    start: int  # logical slot and position of pending[0]
+    blocks: Sequence[int]  # block table, covers start + len(pending) + len(tree_tokens) slots
+    tree_tokens: Sequence[int] = ()
+    tree_parents: Sequence[int] = ()  # parents before children
+    fed: int = 0  # tree nodes whose KV is in the pool already; then `pending` is empty
+    logits: bool = True  # False: an unfinished prefill chunk
+
+    @property
+    def tree_start(self) -> int:
+        return self.start + len(self.pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Packed rows: T tokens, N wanted logits rows."""
+
+    input_ids: Tensor  # [T]
+    paged: PagedBatch
+    wanted: Tensor  # [N] tokens whose logits are wanted
+
+
+def pack(rows: Sequence[Row], block_size: int) -> Step:
+    """Pack rows in order. A row that cannot be packed is a ValueError: the caller's bookkeeping is wrong."""
+    ids: list[int] = []
+    positions: list[int] = []
+    visible: list[int] = []
+    ancestors: list[int] = []
+    slots: list[int] = []
+    wanted: list[int] = []
+    seqlens = [0]
+    for row in rows:
+        _check(row, block_size)
+        depths, masks = _tree(row.tree_parents)
+        nodes = range(row.fed, len(row.tree_tokens))
+        chain = range(row.start, row.tree_start)
+        if row.logits:
+            wanted += range(len(ids) + max(0, len(chain) - 1), len(ids) + len(chain) + len(nodes))
+        ids += [*row.pending, *row.tree_tokens[row.fed :]]
+        positions += [*chain, *(row.tree_start - 1 + depths[node] for node in nodes)]
+        visible += [*(slot + 1 for slot in chain), *(row.tree_start for _ in nodes)]
+        ancestors += [*(0 for _ in chain), *(masks[node] for node in nodes)]
+        slots += [_physical(row, s, block_size) for s in (*chain, *(row.tree_start + node for node in nodes))]
+        seqlens.append(len(ids))
+    paged = PagedBatch(
+        block_table=_block_table(rows),
+        cu_seqlens=torch.tensor(seqlens),
+        context_lens=torch.tensor([row.tree_start + len(row.tree_tokens) for row in rows]),
+        tree_start=torch.tensor([row.tree_start for row in rows]),
+        positions=torch.tensor(positions),
+        visible=torch.tensor(visible),
+        ancestors=torch.tensor(ancestors),
+        slots=torch.tensor(slots),
+    )
+    return Step(torch.tensor(ids), paged, torch.tensor(wanted, dtype=torch.int64))
+
+
+def _check(row: Row, block_size: int) -> None:
+    nodes, slots = len(row.tree_tokens), row.tree_start + len(row.tree_tokens)
+    if nodes > MAX_TREE_NODES:
+        raise ValueError(f"a draft tree holds at most {MAX_TREE_NODES} nodes, this one has {nodes}")
+    if len(row.tree_parents) != nodes or not all(-1 <= p < i for i, p in enumerate(row.tree_parents)):
+        raise ValueError(
+            f"parents {list(row.tree_parents)} do not make a tree of {nodes} nodes, parents first"
+        )
+    if row.fed and row.pending:
+        raise ValueError(f"{row.fed} nodes are fed already, so their root cannot be pending")
+    if not row.pending and (row.fed >= nodes or not row.start):
+        raise ValueError("a row needs a token to feed, and a tree needs a root")
+    if len(row.blocks) * block_size < slots:
+        raise ValueError(f"{len(row.blocks)} blocks of {block_size} slots cannot hold {slots} slots")
+
+
+def _tree(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Depth and ancestor bits (as signed 64-bit integers) of each node, itself included."""
+    depths: list[int] = []
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+        above = 0 if parent < 0 else masks[parent]
+        masks.append(above | (1 << node if node < 63 else -(1 << 63)))
+    return depths, masks
+
+
+def _physical(row: Row, slot: int, block_size: int) -> int:
+    return row.blocks[slot // block_size] * block_size + slot % block_size
+
+
+def _block_table(rows: Sequence[Row]) -> Tensor:
+    longest = max(len(row.blocks) for row in rows)
+    return torch.tensor([[*row.blocks, *[0] * (longest - len(row.blocks))] for row in rows])

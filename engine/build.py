@@ -1,0 +1,94 @@
+"""From a configuration to a running Engine: weights, tokenizer, drafters, and the checks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gammaray.config import Config, NgramDrafter
+from gammaray.config import Drafter as DrafterConfig
+from gammaray.engine import loading
+from gammaray.engine.drafters.base import Drafter
+from gammaray.engine.drafters.model import ModelDrafter
+from gammaray.engine.drafters.ngram import NgramDrafter as Ngram
+from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
+from gammaray.engine.runner import ModelRunner
+from gammaray.errors import ConfigError, VocabularyMismatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class TokenizerDecoder:
+    """A tokenizer as the engine's TextDecoder."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+
+def build_engine(config: Config, oracle: bool = False) -> Engine:
+    """Load everything that `config` names. Raises ConfigError with what to change."""
+    target = config.target
+    runner = loading.load_runner(
+        target.model,
+        dtype=target.dtype,
+        block_size=target.kv.block_size,
+        num_blocks=target.kv.num_blocks,
+        memory=target.kv.memory,
+        max_model_len=target.max_model_len,
+    )
+    tokenizer = loading.load_tokenizer(target.model)
+    drafters = {
+        name: build_drafter(name, drafter, runner, tokenizer, target.kv.prefix_cache)
+        for name, drafter in config.drafters.items()
+    }
+    options = EngineOptions(
+        name=target.model,
+        max_batch=target.max_batch,
+        token_budget=target.token_budget or TOKEN_BUDGET,
+        prefix_cache=target.kv.prefix_cache,
+        oracle=oracle,
+    )
+    return Engine(runner, TokenizerDecoder(tokenizer), eos_ids(runner, tokenizer), drafters, options)
+
+
+def eos_ids(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that end a sequence: the tokenizer's and those of the model's generation config."""
+    own = tokenizer.eos_token_id
+    return frozenset(runner.eos_token_ids) | ({own} if own is not None else set())
+
+
+def build_drafter(
+    name: str,
+    config: DrafterConfig,
+    target: ModelRunner,
+    tokenizer: PreTrainedTokenizerBase,
+    prefix_cache: bool = True,
+) -> Drafter:
+    """One configured drafter for this target. Raises VocabularyMismatch, ConfigError."""
+    if isinstance(config, NgramDrafter):
+        return Ngram(config.max_ngram, config.min_ngram)
+    runner = loading.load_runner(
+        config.model, dtype=config.dtype, block_size=target.block_size, num_blocks=target.num_blocks
+    )
+    check_vocabulary(name, config.model, runner, target, tokenizer)
+    return ModelDrafter(runner, config.draft_sampling, prefix_cache)
+
+
+def check_vocabulary(
+    name: str, model: str, drafter: ModelRunner, target: ModelRunner, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Token i must mean the same to both. Sizes are compared first, then the entries."""
+    if drafter.vocab_size != target.vocab_size:
+        raise VocabularyMismatch(target.vocab_size, drafter.vocab_size, name)
+    other = loading.load_tokenizer(model).get_vocab()
+    if other != tokenizer.get_vocab():
+        raise ConfigError(
+            f"drafter {name!r} ({model}) has a vocabulary of the target's size, {target.vocab_size}, but "
+            "with other tokens in it: use a drafter made for this target's tokenizer"
+        )

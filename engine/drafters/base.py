@@ -1,0 +1,88 @@
+"""The drafter protocol: what the engine asks of everything that proposes tokens.
+
+The same five calls serve an n-gram table in this process, a model on the target's GPU and a
+worker across a link: `begin` may return before the draft exists, `collect` waits for it until a
+deadline, and a request that is missing from the answer decodes plainly for that round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from gammaray.types import SamplingParams
+
+Drawn = Literal["deterministic", "iid", "without_replacement"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """One sequence that wants a draft this round.
+
+    `length` is the number of committed tokens (prompt and output). A drafter whose own state is at
+    another length is stale: it must leave the sequence out instead of drafting from the wrong prefix.
+    """
+
+    rid: str
+    length: int
+    depth: int  # at most this many levels
+    width: int  # at most this many children a level
+    sampling: SamplingParams  # a sampling drafter draws from q after the same processing as p
+    sequence: int  # noise key: (sampling.seed, sequence, position)
+    coupled: bool = True  # sampling drafters: draw with the target's own noise, or with noise of their own
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """K proposed nodes, parents before children, siblings in the order they were drawn.
+
+    `parents[i]` is -1 for a child of the root (the last committed token). `q_ids`/`q_probs` hold, for a
+    sampled node, the distribution that it was drawn from (before any sibling was removed).
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    drawn: Drawn = "deterministic"
+    q_ids: torch.Tensor | None = None  # [K, S] int64, S <= 64
+    q_probs: torch.Tensor | None = None  # [K, S] float32, rows sum to 1; 0 pads
+    confidence: tuple[float, ...] | None = None  # per node; never looks at a sampled token
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A draft that was asked for; `payload` belongs to the drafter."""
+
+    views: tuple[DraftView, ...]
+    payload: object = None
+
+
+class Drafter(Protocol):
+    """See architecture.md, "The drafter protocol". Called from the engine's thread only."""
+
+    vocab_size: int | None  # None: proposes only tokens of the context
+
+    def begin(self, views: Sequence[DraftView]) -> Ticket: ...
+
+    def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
+        """Drafts by rid. `deadline` is on the engine's clock; late or stale sequences are missing."""
+
+    def commit(self, rid: str, tokens: Sequence[int], features: torch.Tensor | None = None) -> None:
+        """Append tokens that the target committed. Unknown rids are ignored."""
+
+    def catch_up(self, rid: str, tokens: Sequence[int], salt: bytes = b"") -> None:
+        """Make the state of `rid` equal to this whole token sequence (also how a sequence begins).
+
+        Sequences share cached prefixes only under an equal `salt` (the tenant).
+        """
+
+    def release(self, rid: str) -> None:
+        """Forget `rid`. Unknown rids are ignored."""
+
+    def length(self, rid: str) -> int | None:
+        """Tokens that the state of `rid` stands for, for the state oracle; None when unknown."""

@@ -1,0 +1,79 @@
+"""Any Hugging Face causal language model, with its attention handed in through AttentionInterface."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from gammaray.engine.attention import Attention, AttentionOptions
+from gammaray.errors import ModelUnsupported
+
+ATTENTION_NAME = "gammaray_paged"  # transformers builds no mask for a name that it has no mask function for
+
+
+class HuggingFaceModel:
+    """Implements `gammaray.engine.attention.Model`. Takes the model over: its attention setting changes."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        model.set_attn_implementation(ATTENTION_NAME)
+        if model.config._attn_implementation != ATTENTION_NAME:
+            raise ModelUnsupported("its attention does not go through transformers' AttentionInterface")
+        self._model = model
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
+    ) -> Tensor:
+        keep: dict[str, Tensor | int] = (
+            {} if wanted is None or not self._keeps else {"logits_to_keep": wanted}
+        )
+        if wanted is not None and not len(wanted):
+            keep = {"logits_to_keep": 1} if self._keeps else {}
+        logits: Tensor = self._model(
+            input_ids=input_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            gammaray=attention,
+            **keep,
+        ).logits[0]
+        if wanted is None or (self._keeps and len(wanted)):
+            return logits
+        return logits[wanted]
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,  # [1, H, T, D]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    gammaray: Attention | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its attention; returns [1, T, H, Dv]."""
+    if gammaray is None:
+        raise ModelUnsupported("it does not hand keyword arguments down to its attention")
+    if attention_mask is not None or others.get("position_bias") is not None:
+        raise ModelUnsupported("it adds a mask or a position bias of its own to the attention scores")
+    if others.get("is_causal") is False or not getattr(module, "is_causal", True):
+        raise ModelUnsupported("its attention is not causal")
+    options = AttentionOptions(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    return gammaray.attend(layer, q, k, v, options)[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attend)

@@ -1,0 +1,160 @@
+"""From the name of a model to a runner that has proven itself, and to its tokenizer."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from gammaray.engine import gguf, selfcheck
+from gammaray.engine.attention import Model
+from gammaray.engine.hf import HuggingFaceModel
+from gammaray.engine.lean import LeanModel, has_lean_form
+from gammaray.engine.linear import pack_module
+from gammaray.engine.pool import KVPool, KVShape, bytes_per_block, default_num_blocks
+from gammaray.engine.runner import ModelRunner
+from gammaray.errors import ConfigError, ModelUnsupported
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_runner(
+    model: str | PreTrainedModel,
+    dtype: str | torch.dtype = "auto",
+    block_size: int = 16,
+    num_blocks: int | None = None,
+    memory: float = 0.85,
+    max_model_len: int | None = None,
+    device: str = "cpu",
+) -> ModelRunner:
+    """Load a model and prove that it can be served.
+
+    `model` is an alias, a local folder, a .gguf file, a Hugging Face id, or a loaded model, which is copied
+    and stays as it is. dtype "auto" is bfloat16 where oneDNN supports it, else float32. `num_blocks` None:
+    the share `memory` of what `default_num_blocks` may use. Raises ConfigError when the model cannot be
+    found, and ModelUnsupported when its paged forward does not equal transformers' own.
+    """
+    if torch.device(device).type != "cpu":
+        raise ConfigError(f"device {device!r} is not supported, use 'cpu'")
+    precision = resolve_dtype(dtype)
+    first = _load(model, precision)
+    limit = _length_limit(first, max_model_len)
+    vocab_size, eos = first.config.get_text_config().vocab_size, _eos(first)
+    served, shapes = _build(first, lambda: _load(model, precision))
+    if num_blocks is None:
+        num_blocks = default_num_blocks(
+            bytes_per_block(shapes, block_size, precision), block_size, limit, memory
+        )
+    pool = KVPool(shapes, num_blocks, block_size, precision)
+    return ModelRunner(served, pool, vocab_size=vocab_size, max_model_len=limit, eos_token_ids=eos)
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to what `load_runner` accepts as a name."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve(model))
+    except (OSError, ValueError) as error:
+        raise ConfigError(_not_found("tokenizer", model, error)) from error
+    return tokenizer
+
+
+def resolve(model: str) -> str:
+    """A folder or Hugging Face id for an alias, folder, .gguf file or id."""
+    if model in gguf.PACKAGED:
+        return str(gguf.converted(gguf.packaged_gguf(model)))
+    if model.endswith(".gguf"):
+        if not Path(model).is_file():
+            raise ConfigError(f"no such file: {model}")
+        return str(gguf.converted(Path(model)))
+    return model
+
+
+def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        available = torch.backends.mkldnn.is_available()
+        fast = available and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}, use one of: auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+@torch.inference_mode()
+def _build(first: PreTrainedModel, again: Callable[[], PreTrainedModel]) -> tuple[Model, Sequence[KVShape]]:
+    """The fastest form of a model that passes the self-check. A form consumes the model it is made from."""
+    name, config, reason = type(first).__name__, first.config.get_text_config(), ""
+    try:
+        truth = selfcheck.record_truth(first)
+    except Exception as error:
+        raise ModelUnsupported(f"{name} cannot be served, its own forward fails: {error}") from error
+    for form in (
+        (LeanModel, _packed, HuggingFaceModel) if has_lean_form(config) else (_packed, HuggingFaceModel)
+    ):
+        try:
+            served: Model = form(again() if reason else first)
+            shapes = selfcheck.probe(served, truth, config)
+            selfcheck.check(served, truth, shapes, first.dtype)
+            return served, shapes
+        except (
+            Exception
+        ) as error:  # whatever a foreign model raises; its text, as a traceback would keep weights
+            reason = str(error)
+            logger.warning("%s: the form %s is rejected: %s", name, form.__name__.strip("_"), reason)
+    raise ModelUnsupported(f"{name} cannot be served with paged attention: {reason}")
+
+
+def _packed(model: PreTrainedModel) -> Model:
+    pack_module(model)
+    return HuggingFaceModel(model)
+
+
+def _load(model: str | PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    if isinstance(model, PreTrainedModel):
+        loaded: Any = copy.deepcopy(model)
+        loaded.to(dtype=dtype)
+    else:
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(resolve(model), dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigError(_not_found("model", model, error)) from error
+    evaluating: PreTrainedModel = loaded.eval()
+    return evaluating
+
+
+def _not_found(what: str, model: str, error: Exception) -> str:
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return (
+        f"cannot load the {what} of {model!r}: {reason} (give an alias ({', '.join(gguf.PACKAGED)}), "
+        "a folder, a .gguf file, or a Hugging Face id that is downloaded already or can be)"
+    )
+
+
+def _length_limit(model: PreTrainedModel, asked: int | None) -> int:
+    """Tokens a sequence may have: RoPE that would rescale with the longest row of a batch ends before."""
+    config = model.config.get_text_config()
+    limit = int(getattr(config, "max_position_embeddings", None) or asked or 2048)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        limit = min(limit, int(rope.get("original_max_position_embeddings", limit)))
+    return limit if asked is None else min(limit, asked)
+
+
+def _eos(model: PreTrainedModel) -> tuple[int, ...]:
+    generation = model.generation_config
+    eos = generation.eos_token_id if generation is not None else model.config.eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -1,0 +1,88 @@
+"""The paged KV pool of one model, and how large it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import Tensor
+
+from gammaray.errors import ConfigError
+from gammaray.kernels.api import move_kv
+
+HOST_FRACTION = 0.25  # of the memory that is free at start-up: a CPU serves beside other programs
+HOST_LIMIT = 4 * 2**30  # bytes; more concurrency than a CPU can decode
+MOST_SEQUENCES = 64  # of full length; small models need no more
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """One layer's keys and values for one token."""
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+
+    @property
+    def elements(self) -> int:
+        return self.kv_heads * (self.k_dim + self.v_dim)
+
+
+class KVPool:
+    """Pools [num_blocks, block_size, Hkv, D] per layer. Block b, offset o is slot b * block_size + o.
+
+    Layers of one shape lie in one tensor, so that moves are one call. Nothing is initialised: memory is
+    taken as blocks are first written, and unwritten slots are never read.
+    """
+
+    def __init__(
+        self, shapes: Sequence[KVShape], num_blocks: int, block_size: int, dtype: torch.dtype
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self._stacks: list[Tensor] = []  # each [L, num_blocks, block_size, Hkv, D]
+        layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for shape in dict.fromkeys(shapes):
+            members = [layer for layer, other in enumerate(shapes) if other == shape]
+            k, v = (
+                torch.empty(len(members), num_blocks, block_size, shape.kv_heads, dim, dtype=dtype)
+                for dim in (shape.k_dim, shape.v_dim)
+            )
+            self._stacks += [k, v]
+            layers.update({layer: (k[i], v[i]) for i, layer in enumerate(members)})
+        self.layers = [layers[layer] for layer in range(len(shapes))]
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Copy slots `src` [N] to `dst` [N] in every layer; they may overlap."""
+        for stack in self._stacks:
+            move_kv(stack, src, dst)
+
+    def read(self, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Copies of k [N, Hkv, D] and v [N, Hkv, Dv] of slots [N], per layer."""
+        return [(k.flatten(0, 1)[slots], v.flatten(0, 1)[slots]) for k, v in self.layers]
+
+
+def bytes_per_block(shapes: Sequence[KVShape], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes in all layers together."""
+    return sum(shape.elements for shape in shapes) * block_size * dtype.itemsize
+
+
+def default_num_blocks(block_bytes: int, block_size: int, max_model_len: int, memory: float = 0.85) -> int:
+    """The share `memory` of what may be used: of a CPU, a quarter of the free memory, at most 4 GiB.
+
+    Never more than 64 sequences of full length.
+
+    Raises ConfigError when not even one sequence of full length fits.
+    """
+    budget = int(memory * min(psutil.virtual_memory().available * HOST_FRACTION, HOST_LIMIT))
+    per_sequence = -(-max_model_len // block_size)
+    blocks = min(budget // block_bytes, MOST_SEQUENCES * per_sequence)
+    if blocks < per_sequence:
+        raise ConfigError(
+            f"the KV of {max_model_len} tokens takes {per_sequence * block_bytes / 2**20:.0f} MiB, more than "
+            f"the {budget / 2**20:.0f} MiB set aside: lower max_model_len or set num_blocks"
+        )
+    return blocks

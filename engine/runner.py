@@ -1,0 +1,68 @@
+"""The model runner: weights, KV pool, and the forward pass over a packed ragged batch.
+
+Not thread-safe, and torch keeps one OpenMP team per calling thread: call it from one thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gammaray.engine.attention import DenseAttention, Model, PagedAttention
+from gammaray.engine.batch import Row, pack
+from gammaray.engine.pool import KVPool
+
+
+class ModelRunner:
+    """Runs one model over its own KV pool. Which block belongs to whom is the caller's business."""
+
+    def __init__(
+        self,
+        model: Model,
+        pool: KVPool,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.block_size = pool.block_size
+        self.num_blocks = pool.num_blocks
+        self.num_layers = len(pool.layers)
+        self.dtype = pool.dtype
+        self.device = torch.device("cpu")
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        """Write the rows' KV and return their logits [N, V], float32, rows in the order `Row` describes."""
+        # copied outside inference mode, so that the caller may change them in place
+        return self._forward(rows).to(torch.float32, copy=True)
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[Row]) -> Tensor:
+        step = pack(rows, self.block_size)
+        attention = PagedAttention(self._pool, step.paged)
+        return self._model.forward(step.input_ids, step.paged.positions, attention, step.wanted)
+
+    @torch.inference_mode()
+    def move(self, src: Sequence[int], dst: Sequence[int]) -> None:
+        """Copy the KV of physical slots `src` to `dst` in all layers; the two may overlap."""
+        if src:
+            self._pool.move(torch.tensor(src), torch.tensor(dst))
+
+    @torch.inference_mode()
+    def dense(self, tokens: Sequence[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """One whole sequence without pages: logits [T, V] float32, and k, v [T, Hkv, D] per layer."""
+        attention = DenseAttention()
+        logits = self._model.forward(torch.tensor(tokens), torch.arange(len(tokens)), attention, None)
+        return logits.float(), [attention.kv[layer] for layer in range(self.num_layers)]
+
+    @torch.inference_mode()
+    def read_kv(self, slots: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Copies of k [N, Hkv, D] and v [N, Hkv, Dv] of N physical slots, per layer."""
+        return self._pool.read(torch.tensor(slots, dtype=torch.int64))

@@ -1,0 +1,178 @@
+"""Who runs in the next step: continuous batching, chunked prefill, fairness over tenants, preemption.
+
+Order of claims on the token budget: one token for every decoding sequence, then drafts (at most 70 %,
+and less while prompts wait), then prompt chunks. KV blocks are claimed in the same order, so a draft
+never takes what plain decoding needs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gammaray.engine.depth import allowed_depth, reserved_slots, share_depth
+from gammaray.engine.kv import KVCache
+from gammaray.engine.sequence import Sequence, State
+from gammaray.types import PolicySnapshot
+
+DRAFT_SHARE = 0.7  # at least 30 % of a step's tokens stay for plain decoding (math.md section 5)
+PREFILL_SHARE = 0.25  # of the budget that drafts leave to waiting prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One sequence's part of a step."""
+
+    sequence: Sequence
+    pending: int  # tokens to feed; fewer than sequence.pending: an unfinished prompt chunk
+    depth: int = 0
+    width: int = 1
+
+
+@dataclass(slots=True)
+class Schedule:
+    slices: list[Slice]
+    preempted: list[Sequence]
+    kv_shrunk: int = 0
+
+
+def tokens(slices: list[Slice]) -> int:
+    """Most tokens that the target will be fed for these slices."""
+    return sum(part.pending + part.depth * part.width for part in slices)
+
+
+class Scheduler:
+    def __init__(self, cache: KVCache, max_batch: int, token_budget: int) -> None:
+        self.cache = cache
+        self.max_batch = max_batch
+        self.token_budget = token_budget
+        self.running: list[Sequence] = []
+        self._waiting: dict[str, deque[Sequence]] = {}  # by tenant; the first tenant is served next
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.running
+        for queue in self._waiting.values():
+            yield from queue
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.setdefault(sequence.request.tenant, deque()).append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a finished sequence out, wherever it is, with its KV."""
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+        else:
+            self._waiting[sequence.request.tenant].remove(sequence)
+        self.cache.free(sequence.table)
+        sequence.state = State.FINISHED
+
+    def schedule(self, policy: PolicySnapshot) -> Schedule:
+        schedule = Schedule([], [])
+        decoding = self._claim_decodes(schedule)
+        prompts = [s for s in self.running if not s.decoding]
+        room = self.token_budget - len(decoding)
+        drafts = self._claim_drafts(decoding, policy, self._draft_room(room, prompts), schedule)
+        schedule.slices = drafts + self._claim_prompts(prompts, self.token_budget - tokens(drafts))
+        if not schedule.preempted:  # else the evicted would push their evictors out again
+            schedule.slices += self._claim_admissions(self.token_budget - tokens(schedule.slices))
+        return schedule
+
+    def _claim_decodes(self, schedule: Schedule) -> list[Sequence]:
+        """A slot for the pending token of every decoding sequence; the newest sequences make way."""
+        for sequence in list(self.running):
+            while (
+                sequence.state is State.RUNNING
+                and sequence.decoding
+                and not self.cache.grow(sequence.table, len(sequence.tokens))
+            ):
+                schedule.preempted.append(self._preempt(self.running[-1]))
+        return [s for s in self.running if s.decoding]
+
+    def _draft_room(self, room: int, prompts: list[Sequence]) -> int:
+        work = sum(s.pending for s in prompts) + sum(s.pending for q in self._waiting.values() for s in q)
+        prefill = min(work, int(PREFILL_SHARE * self.token_budget))
+        return max(0, min(int(DRAFT_SHARE * self.token_budget), room - prefill))
+
+    def _claim_drafts(
+        self, decoding: list[Sequence], policy: PolicySnapshot, room: int, schedule: Schedule
+    ) -> list[Slice]:
+        widths = [s.request.plan.width for s in decoding]
+        wants = [(allowed_depth(s, policy), width) for s, width in zip(decoding, widths, strict=True)]
+        slices = []
+        for sequence, width, depth in zip(decoding, widths, share_depth(wants, room), strict=True):
+            fitted = self._fit_tree(sequence, depth, width)
+            schedule.kv_shrunk += depth > 0 and fitted != (depth, width)
+            slices.append(Slice(sequence, 1, *fitted))
+        return slices
+
+    def _fit_tree(self, sequence: Sequence, depth: int, width: int) -> tuple[int, int]:
+        """The widest tree of this depth that the reservation and the pool hold; then a chain; then plain."""
+        context = len(sequence.tokens)
+        cap = reserved_slots(context, depth)
+        while depth and width:
+            slots = context + depth * width
+            if slots <= cap and self.cache.grow(sequence.table, slots):
+                return depth, width
+            width -= 1
+        return 0, 1
+
+    def _claim_prompts(self, prompts: list[Sequence], room: int) -> list[Slice]:
+        slices = []
+        for sequence in prompts:
+            if room <= 0:
+                break
+            slices.append(Slice(sequence, min(sequence.pending, room)))
+            room -= slices[-1].pending
+        return slices
+
+    def _claim_admissions(self, room: int) -> list[Slice]:
+        slices: list[Slice] = []
+        while room > 0 and (admitted := self._admit()) is not None:
+            slices.append(Slice(admitted, min(admitted.pending, room)))
+            room -= slices[-1].pending
+        return slices
+
+    def _admit(self) -> Sequence | None:
+        """The next waiting sequence whose whole prompt has room, tenants in turn."""
+        if len(self.running) >= self.max_batch:
+            return None
+        for tenant in list(self._waiting):
+            queue = self._waiting[tenant]
+            if queue and self._has_room(queue[0]):
+                sequence = queue.popleft()
+                self._waiting[tenant] = self._waiting.pop(tenant)  # its next turn comes last
+                sequence.state = State.RUNNING
+                self.running.append(sequence)
+                return sequence
+        return None
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Blocks for all its tokens, plus one for each running sequence to decode into."""
+        leader = sequence.leader
+        if leader is not None and not leader.prefilled:
+            return False
+        self.cache.attach(sequence.table, sequence.tokens)
+        spare = len(self.running)
+        missing = self.cache.blocks_for(len(sequence.tokens)) - len(sequence.table.blocks)
+        if missing + spare <= self.cache.pool.available and self.cache.grow(
+            sequence.table, len(sequence.tokens)
+        ):
+            if not sequence.preemptions:
+                sequence.cached_tokens = sequence.table.computed
+            return True
+        self.cache.free(sequence.table)
+        return False
+
+    def _preempt(self, sequence: Sequence) -> Sequence:
+        """Back to the head of its queue, without KV; it resumes by prefilling what it has so far."""
+        self.running.remove(sequence)
+        self.cache.free(sequence.table)
+        sequence.state = State.WAITING
+        sequence.preemptions += 1
+        self._waiting.setdefault(sequence.request.tenant, deque()).appendleft(sequence)
+        return sequence

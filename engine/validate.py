@@ -1,0 +1,135 @@
+"""The chain check behind `gammaray validate`: from the checkpoint to the scheduler, link by link.
+
+checkpoint -> paged attention -> KV layout -> drafter -> vocabulary -> verifier -> scheduler -> on/off run
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from gammaray.config import Config
+from gammaray.config import ModelDrafter as ModelDrafterConfig
+from gammaray.engine import loading
+from gammaray.engine.build import TokenizerDecoder, build_drafter, eos_ids
+from gammaray.engine.drafters.base import Drafter
+from gammaray.engine.drafters.model import ModelDrafter
+from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
+from gammaray.engine.local import run
+from gammaray.engine.runner import ModelRunner
+from gammaray.errors import GammarayError
+from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan
+
+PROMPTS = (
+    "Repeat this line three times: the quick brown fox jumps over the lazy dog.",
+    "List the numbers from one to ten, then list them again.",
+)
+RUN_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    ok: bool
+    detail: str
+
+
+def report(config: Config, determinism: bool, as_json: bool) -> int:
+    """`gammaray validate`. Prints each check as it is done and returns the exit code."""
+    checks = []
+    for check in validate(config, determinism):
+        checks.append(check)
+        if not as_json:
+            print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}", flush=True)
+    ok = all(check.ok for check in checks)
+    if as_json:
+        print(json.dumps({"ok": ok, "checks": [asdict(check) for check in checks]}))
+    return 0 if ok else 1
+
+
+def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
+    """Checks in order; a failed link ends the chain that hangs on it. Never raises for a bad checkpoint."""
+    target = config.target
+    try:
+        dtype = "float32" if determinism else target.dtype
+        runner = loading.load_runner(
+            target.model,
+            dtype=dtype,
+            block_size=target.kv.block_size,
+            num_blocks=target.kv.num_blocks,
+            memory=target.kv.memory,
+            max_model_len=target.max_model_len,
+        )
+        tokenizer = loading.load_tokenizer(target.model)
+    except GammarayError as error:
+        yield Check("target", False, error.message)
+        return
+    yield Check("target", True, f"{target.model}: {runner.num_layers} layers, {runner.vocab_size} tokens")
+    yield Check("paged attention", True, "equals the dense model on a packed prefill and a draft tree")
+    yield validate_kv_layout(runner)
+    drafters: dict[str, Drafter] = {}
+    for name, drafter in config.drafters.items():
+        try:
+            if determinism and isinstance(drafter, ModelDrafterConfig):
+                drafter = drafter.model_copy(update={"dtype": "float32"})
+            drafters[name] = build_drafter(name, drafter, runner, tokenizer)
+        except GammarayError as error:
+            yield Check(f"drafter {name}", False, error.message)
+            continue
+        yield Check(f"drafter {name}", True, _describe(drafters[name], runner))
+    yield _scheduler(config)
+    if determinism:
+        decoder = TokenizerDecoder(tokenizer)
+        options = EngineOptions(prefix_cache=False, oracle=True)
+        engine = Engine(runner, decoder, eos_ids(runner, tokenizer), drafters, options)
+        prompts = [tuple(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
+        for name in drafters:
+            yield on_off(engine, name, prompts)
+
+
+def validate_kv_layout(runner: ModelRunner) -> Check:
+    """Whether the pool holds one sequence of full length."""
+    slots = runner.num_blocks * runner.block_size
+    detail = (
+        f"{runner.num_blocks} blocks of {runner.block_size} tokens for sequences of {runner.max_model_len}"
+    )
+    return Check("KV layout", slots >= runner.max_model_len, detail)
+
+
+def on_off(engine: Engine, drafter: str, prompts: list[tuple[int, ...]]) -> Check:
+    """The same tokens with speculation off and on, greedy and seeded, chain and tree."""
+    accepted = 0
+    for prompt in prompts:
+        for temperature in (0.0, 1.0):
+            sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=RUN_TOKENS)
+            request = GenerateRequest("validate", prompt, sampling)
+            expected = run(engine, replace(request, plan=PLAIN))
+            for width in (1, 2):
+                try:
+                    found = run(engine, replace(request, plan=SpeculationPlan(drafter, 4, width)))
+                except GammarayError as error:
+                    return Check(f"on/off {drafter}", False, error.message)
+                accepted += found.stats.accepted
+                if found.ids != expected.ids:
+                    where = f"temperature {temperature}, width {width}"
+                    return Check(f"on/off {drafter}", False, f"tokens differ at {where}")
+    detail = f"equal tokens in float32, greedy and seeded, chain and tree; {accepted} draft tokens accepted"
+    return Check(f"on/off {drafter}", True, detail)
+
+
+def _describe(drafter: Drafter, target: ModelRunner) -> str:
+    if not isinstance(drafter, ModelDrafter):
+        return "proposes tokens of the context, so every vocabulary fits"
+    length = drafter.runner.max_model_len
+    short = f"; drafts only up to {length} tokens" if length < target.max_model_len else ""
+    return (
+        f"model of {drafter.runner.num_layers} layers, same vocabulary of {drafter.vocab_size} tokens{short}"
+    )
+
+
+def _scheduler(config: Config) -> Check:
+    budget = config.target.token_budget or TOKEN_BUDGET
+    ok = budget >= config.target.max_batch
+    detail = f"{budget} tokens a step for up to {config.target.max_batch} sequences"
+    return Check("scheduler", ok, detail if ok else detail + ": raise token_budget or lower max_batch")

@@ -1,0 +1,145 @@
+"""The command `gammaray`. Each command is a small function that imports what it needs when it runs.
+
+Exit codes: 0 good, 1 a finding or a failure, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gammaray import __version__
+from gammaray.errors import ConfigError, GammarayError, InvalidRequest
+from gammaray.types import PLAIN, SamplingParams, SpeculationPlan
+
+EMBEDDED = "smollm2-135m-instruct"
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """The entry point: errors of ours become one message and an exit code, without a traceback."""
+    try:
+        app()
+    except GammarayError as error:
+        print(f"gammaray: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError | InvalidRequest) else 1)
+
+
+def _use_cores() -> None:
+    """For commands that decode in this process; must come before torch is imported."""
+    from gammaray.engine.threads import asked_threads, compute_with, usable_cores
+
+    compute_with(asked_threads() or usable_cores())
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gammaray {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve language models on Ray, faster by lossless speculative decoding."""
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file; without one: SmolLM2-135M-Instruct on CPU.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where HTTP listens, instead of what CONFIG says.")] = None,
+    port: Annotated[int | None, typer.Option(help="Its port, instead of what CONFIG says.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Join this Ray cluster instead of starting one on this machine.")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the whole configuration and exit.")
+    ] = False,
+) -> None:
+    """Start an OpenAI-compatible server; Ctrl-C stops it."""
+    from gammaray.config import dump, load
+
+    settings = load(config).with_server(host, port)
+    if print_config:
+        print(dump(settings), end="")
+        return
+    from gammaray.cluster.run import run
+
+    run(settings, address)
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
+) -> None:
+    """Chat with a running server. /reset forgets the conversation, /exit leaves, Ctrl-C stops an answer."""
+    from gammaray.api.terminal import talk
+
+    talk(url)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer; - reads standard input.")],
+    model: Annotated[str, typer.Option(help="Alias, folder, GGUF file or Hugging Face id.")] = EMBEDDED,
+    drafter: Annotated[str, typer.Option(help="ngram, none, or a model with the same vocabulary.")] = "ngram",
+    gamma: Annotated[int, typer.Option(min=1, max=16, help="Draft depth.")] = 8,
+    width: Annotated[int, typer.Option(min=1, max=8, help="Children a level of the draft tree.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 128,
+    seed: Annotated[int, typer.Option(help="Of the noise; counts only above temperature 0.")] = 0,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt, without the chat template.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Time plain and speculative decoding, in float32 unless --dtype."),
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Of --compare, in turn; medians are shown.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Answer one prompt in this process, without Ray."""
+    _use_cores()
+    from gammaray.config import parse
+    from gammaray.engine import local
+
+    dtype = dtype or ("float32" if compare else "auto")
+    drafters: dict[str, object] = {"ngram": {"method": "ngram"}}
+    if drafter not in ("ngram", "none"):
+        drafters = {drafter: {"method": "model", "model": drafter, "dtype": dtype}}
+    target = {"model": model, "dtype": dtype, "max_batch": 1, "kv": {"prefix_cache": False}}
+    config = parse({"target": target, "drafters": drafters}, "command line")
+    plan = PLAIN if drafter == "none" else SpeculationPlan(drafter, gamma, width)
+    sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    raise typer.Exit(local.command(config, text, plan, sampling, raw, repeats if compare else 0, as_json))
+
+
+@app.command()
+def validate(
+    config: Annotated[Path | None, typer.Argument(help="YAML file; without one: the default.")] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Also decode with speculation off and on, in float32, and compare.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Check the chain from checkpoint to scheduler; exit code 1 when a link is broken."""
+    _use_cores()
+    from gammaray.config import load
+    from gammaray.engine.validate import report
+
+    raise typer.Exit(report(load(config), run, as_json))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What flows through gammaray: plain, frozen values that only need the standard library.
+
+HTTP -> GenerateRequest -> engine -> TokenChunk -> HTTP, with a StepReport on the side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+Verification = Literal["coupled", "rejection"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. Order: temperature, min_p, top_k, top_p; temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    seed: int = 0  # 64 bits; the ingress draws one when the client gave none
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationPlan:
+    """How one request speculates; chosen by routing, only ever narrowed by the engine."""
+
+    drafter: str | None = None  # None: plain decoding
+    gamma: int = 0  # depth of the draft tree
+    width: int = 1  # children expanded per level
+    verification: Verification = "coupled"
+
+
+PLAIN = SpeculationPlan()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One HTTP request as it travels from the ingress to a target replica."""
+
+    request_id: str
+    prompt: tuple[int, ...]  # token ids
+    sampling: SamplingParams = SamplingParams()
+    plan: SpeculationPlan = PLAIN
+    n: int = 1
+    tenant: str = "default"
+    request_class: str = "default"
+    generated: tuple[tuple[int, ...], ...] = ()  # per sequence: ids already delivered, to resume a stream
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Counts of one sequence over its life (math.md section 4): D, V, A and what was emitted."""
+
+    rounds: int = 0  # decode rounds, plain ones too
+    drafted: int = 0  # D: nodes proposed
+    verified: int = 0  # V: nodes that reached the target
+    accepted: int = 0  # A: nodes committed (cut by EOS, stop and max_tokens)
+    emitted: int = 0  # tokens committed in those rounds
+    tested: int = 0  # first-tried children that were tested
+    first_accepted: int = 0  # ... and accepted
+    lengths: tuple[int, ...] = ()  # lengths[k]: rounds that emitted k tokens
+
+    @property
+    def tau(self) -> float | None:
+        """Mean tokens emitted per round, the bonus token included; None before the first round."""
+        return self.emitted / self.rounds if self.rounds else None
+
+    @property
+    def alpha(self) -> float | None:
+        """Share of first-tried children accepted among those tested; None when none was tested."""
+        return self.first_accepted / self.tested if self.tested else None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """What one round gave one sequence. Chunks of a sequence join without gap or overlap.
+
+    `text` is the text of exactly `ids`: both wait together while a stop string or a UTF-8
+    character is incomplete. `usage` and `stats` come with the chunk that carries `finish`.
+    """
+
+    request_id: str
+    sequence: int
+    first_position: int  # index of ids[0] among the generated tokens of this sequence
+    ids: tuple[int, ...]
+    text: str
+    finish: FinishReason | None = None
+    stats: SpeculationStats | None = None
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache; set with `finish`
+    error: str | None = None  # set with finish == "error"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySnapshot:
+    """Versioned limits from the controller; engines apply the newest at the start of a step."""
+
+    version: int = 0
+    speculation: bool = True  # False: the global kill switch
+    max_gamma: Mapping[tuple[str, str, str], int] = field(default_factory=dict)  # (tenant, class, drafter)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCounts:
+    """One key's share of a step. Counts only: a token id never enters a report."""
+
+    tenant: str
+    request_class: str
+    drafter: str | None
+    requests: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    tested: int = 0
+    first_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What Engine.step() did, for telemetry. Times in seconds."""
+
+    step: int
+    running: int
+    waiting: int
+    prefill_tokens: int
+    verified_nodes: int
+    kv_used_blocks: int
+    kv_total_blocks: int
+    preempted: int
+    kv_shrunk: int  # drafts cut to a smaller tree, a chain or nothing for want of KV blocks
+    draft_s: float
+    verify_s: float
+    schedule_s: float
+    commit_s: float
+    counts: tuple[KeyCounts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the ingress must know of the replica's model."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    device: str
+    drafters: tuple[str, ...]

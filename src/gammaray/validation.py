@@ -1,0 +1,79 @@
+"""Strict pydantic models whose errors name the field and, for an unknown one, the nearest that exists."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+Planned = Mapping[str, tuple[object, ...]]  # key -> values that ask for nothing
+UNKNOWN = "unknown_key"
+UNSUPPORTED = "unsupported_key"
+
+
+class Strict(BaseModel):
+    """Frozen, no coercion, no unknown keys.
+
+    `planned` maps keys that do not work in this version to the values that ask for nothing: such a
+    value is dropped, any other is an error that says so.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    planned: ClassVar[Planned] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if cls._keeps(key, value)}
+
+    @classmethod
+    def _keeps(cls, key: object, value: object) -> bool:
+        if key in cls.model_fields:
+            return True
+        if key not in cls.planned:
+            raise PydanticCustomError(UNKNOWN, "unknown key{hint}", _unknown(key, cls))
+        if value not in cls.planned[str(key)]:
+            raise PydanticCustomError(UNSUPPORTED, "not supported yet{only}", _asked(str(key), cls))
+        return False
+
+
+def path(error: ErrorDetails) -> str:
+    """Where the error is: `tenants.chat.speculation.gamma`, `messages[0].content`; '' is the whole."""
+    location: list[object] = list(error["loc"])
+    if "key" in error.get("ctx", {}):  # the error is about one key of this mapping
+        location.append(error["ctx"]["key"])
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+
+
+def explain(error: ErrorDetails) -> str:
+    """The error in a sentence, with the value when it is a short scalar."""
+    message = error["msg"]
+    if error["type"] in (UNKNOWN, UNSUPPORTED, "missing"):
+        return message
+    value = error["input"]
+    short = isinstance(value, str | int | float) and len(repr(value)) <= 60
+    return f"{message} (got {value!r})" if short else message
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """'; did you mean ...?' for the closest of `known`, or the whole choice when none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known here: {', '.join(names) or 'none'}"
+
+
+def _unknown(key: object, model: type[Strict]) -> dict[str, Any]:
+    name = str(key).encode("utf-8", "backslashreplace").decode()  # pydantic fails on a lone surrogate
+    return {"key": name, "hint": nearest(name, model.model_fields)}
+
+
+def _asked(key: str, model: type[Strict]) -> dict[str, Any]:
+    neutral = " or ".join(json.dumps(value) for value in model.planned[key] if value is not None)
+    only = f": leave it out or use {neutral}" if neutral else ""
+    return {"key": key, "only": only}

@@ -1,0 +1,33 @@
+"""YAML that says what it means: a key that appears twice is an error, and every error has one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from gammaray.errors import ConfigError
+
+MERGE = "tag:yaml.org,2002:merge"
+
+
+def read(text: str, source: str) -> object:
+    """The plain tree in `text`. Raises ConfigError that names `source` and the line."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
+        raise ConfigError(f"{source}:{line} {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: list[object] = []
+        for key, _ in node.value:
+            name = key.value if key.tag == MERGE else self.construct_object(key, deep=True)
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"key {name!r} appears twice", problem_mark=key.start_mark)
+            seen.append(name)
+        return super().construct_mapping(node, deep=deep)

@@ -1,0 +1,93 @@
+"""The command as a user runs it: exit codes, one line of error, and a quick start."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from gammaray import __version__
+
+
+def gammaray(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gammaray.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_version() -> None:
+    done = gammaray("--version")
+    assert (done.returncode, done.stdout) == (0, f"gammaray {__version__}\n")
+
+
+def test_help_names_the_commands_and_imports_nothing_heavy() -> None:
+    code = """
+import json, sys
+from gammaray.cli import app
+try:
+    app(["--help"])
+except SystemExit:
+    heavy = {"torch", "ray", "transformers", "fastapi", "pydantic"}
+    print(json.dumps(sorted(heavy & set(sys.modules))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "serve" in done.stdout and "chat" in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_print_config() -> None:
+    done = gammaray("serve", "--print-config", "--port", "9001")
+    assert done.returncode == 0
+    assert yaml.safe_load(done.stdout)["server"] == {"host": "127.0.0.1", "port": 9001}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "/nowhere.yaml"], "cannot read configuration '/nowhere.yaml'"),
+        (["serve", "--port", "0"], "server.port"),
+        (["serve", "--bogus"], "No such option"),
+        (["srve"], "No such command"),
+    ],
+)
+def test_bad_input_is_2_and_no_traceback(arguments: list[str], says: str) -> None:
+    done = gammaray(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_config_error_is_one_line() -> None:
+    assert len(gammaray("serve", "/nowhere.yaml").stderr.splitlines()) == 1
+
+
+def test_a_port_in_use_stops_before_ray_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = gammaray("serve", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    assert "Address already in use; choose another address with --host or --port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_without_a_server_is_1() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    done = gammaray("chat", "--url", f"http://127.0.0.1:{port}")
+    assert done.returncode == 1
+    assert "gammaray serve" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "127.0.0.1:99999"])
+def test_a_cluster_that_is_not_there_is_2(address: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        done = gammaray("serve", "--address", address.format(port=closed.getsockname()[1]))
+    assert done.returncode == 2
+    assert "no Ray cluster answers at 127.0.0.1:" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,146 @@
+"""The parts around Ray that need no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError, TaskUnschedulableError
+from ray.serve.exceptions import BackPressureError
+
+from gammaray.actors.client import as_ours
+from gammaray.actors.target import ReplicaSettings, TargetReplica
+from gammaray.cluster import local
+from gammaray.cluster.app import gpus_for_target
+from gammaray.config import load
+from gammaray.engine.threads import quota, usable_cores
+from gammaray.errors import EngineFailure, GammarayError, InvalidRequest, Overloaded
+from gammaray.types import GenerateRequest, ModelInfo, TokenChunk
+
+
+class Engine:
+    info = ModelInfo("tiny", 10, 10, "float32", "cpu", ())
+
+    def __init__(self) -> None:
+        self.threads = os.environ["OMP_NUM_THREADS"]
+        self.events: list[str] = []
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        try:
+            for position in range(5):
+                yield TokenChunk(request.request_id, 0, position, (1,), "x")
+            self.events.append("finished")
+        except (GeneratorExit, asyncio.CancelledError):
+            self.events.append("aborted")
+            raise
+
+    def check_health(self) -> None:
+        raise EngineFailure("stuck")
+
+    def shutdown(self) -> None:
+        self.events.append("shut down")
+
+
+@pytest.fixture
+def replica(monkeypatch: pytest.MonkeyPatch) -> TargetReplica:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # and put back afterwards
+    return TargetReplica(load(), lambda _: Engine(), ReplicaSettings(threads=7, loopback=False))
+
+
+@pytest.mark.parametrize("leave", ["finish", "close", "cancel"])
+def test_a_stream_that_ends_early_aborts(replica: TargetReplica, leave: str) -> None:
+    async def read() -> None:
+        stream = replica.generate(GenerateRequest("r", (1,)))
+        await anext(stream)
+        if leave == "finish":
+            assert len([chunk async for chunk in stream]) == 4
+        elif leave == "close":
+            await stream.aclose()
+        else:  # what Serve does when the reader goes away
+            with pytest.raises(asyncio.CancelledError):
+                await stream.athrow(asyncio.CancelledError())
+
+    asyncio.run(read())
+    assert replica._engine.events == ["finished" if leave == "finish" else "aborted"]
+
+
+def test_replica_passes_threads_and_health(replica: TargetReplica) -> None:
+    assert replica._engine.threads == "7"
+    with pytest.raises(EngineFailure):
+        replica.check_health()
+    engine = replica._engine
+    replica.__del__()
+    assert engine.events == ["shut down"]
+
+
+def task_error(cause: Exception) -> Exception:
+    return RayTaskError("generate", "traceback", cause).as_instanceof_cause()
+
+
+def test_our_errors_come_out_of_ray_as_they_went_in() -> None:
+    went = InvalidRequest("too long", param="prompt", code="c")
+    came = as_ours(task_error(went))
+    assert type(came) is InvalidRequest
+    assert (came.message, came.param, came.code) == ("too long", "prompt", "c")
+    assert as_ours(went) is went
+
+
+def test_rays_errors_become_ours() -> None:
+    busy = as_ours(BackPressureError(5, 4, retry_after_s=7.0))
+    assert isinstance(busy, Overloaded) and busy.retry_after == 7.0
+    assert isinstance(as_ours(ActorDiedError()), Overloaded)
+    assert type(as_ours(task_error(KeyError("secret")))) is EngineFailure
+    assert "secret" not in str(as_ours(task_error(KeyError("secret"))))
+    assert type(as_ours(TaskUnschedulableError("no room"))) is EngineFailure
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("max 100000", None), ("200000 100000", 2), ("50000 100000", 1), ("", None), ("x y", None)],
+)
+def test_cgroup_quota(tmp_path: Path, text: str, cores: int | None) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    assert quota(file) == cores
+    assert quota(tmp_path / "missing") is None
+
+
+def test_usable_cores_are_not_more_than_there_are() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_a_cluster_of_our_own_is_closed_and_leaves_home_alone() -> None:
+    mine = local.environment({}, local=True)
+    assert mine["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    assert mine["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert len(mine["RAY_AUTH_TOKEN"]) == 64
+    assert mine["RAY_AUTH_TOKEN"] != local.environment({}, local=True)["RAY_AUTH_TOKEN"]
+
+
+def test_a_cluster_that_would_not_be_closed_is_refused() -> None:
+    name, closed = local.LOOPBACK
+    local.check_loopback({}, {})
+    local.check_loopback({name: closed}, {"ray"})
+    for current, imported in (({}, {"ray"}), ({name: "1"}, set())):
+        with pytest.raises(GammarayError, match="before ray is imported"):
+            local.check_loopback(current, imported)
+
+
+@pytest.mark.parametrize("name", local.AUTH)
+def test_what_the_user_set_stays(name: str) -> None:
+    assert not set(local.AUTH) & set(local.environment({name: "x"}, local=True))
+    assert "RAY_SERVE_USE_GRPC_BY_DEFAULT" not in local.environment(
+        {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "0"}, local=True
+    )
+
+
+def test_a_foreign_cluster_keeps_its_own_network() -> None:
+    assert set(local.environment({}, local=False)) == {"RAY_USAGE_STATS_ENABLED", "RAY_SERVE_LOG_TO_STDERR"}
+
+
+def test_a_gpu_is_asked_for_where_there_is_one() -> None:
+    assert gpus_for_target({"CPU": 4.0}) == 0
+    assert gpus_for_target({"CPU": 4.0, "GPU": 2.0}) == 1

@@ -1,0 +1,102 @@
+"""From configuration to engine, and the chain check, on checkpoints written to disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.checkpoint import save_checkpoint
+from support.decoding import run
+
+from gammaray.config import Config, parse
+from gammaray.engine.build import build_engine
+from gammaray.engine.local import compare
+from gammaray.engine.validate import validate
+from gammaray.errors import ConfigError, VocabularyMismatch
+from gammaray.types import GenerateRequest, SamplingParams, SpeculationPlan
+
+PROMPT = tuple(b"one two three one two three one")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkpoints")
+    save_checkpoint(root / "target", layers=3)
+    save_checkpoint(root / "small", layers=1)
+    save_checkpoint(root / "larger-vocabulary", extra=3)
+    save_checkpoint(root / "other-vocabulary", swap=True)
+    return root
+
+
+def config(folder: Path, drafter: str = "small", **target: object) -> Config:
+    kv = {"num_blocks": 64}
+    return parse(
+        {
+            "target": {"model": str(folder / "target"), "dtype": "float32", "kv": kv, **target},
+            "drafters": {
+                "lookup": {"method": "ngram"},
+                "small": {"method": "model", "model": str(folder / drafter), "dtype": "float32"},
+            },
+            "tenants": {"default": {"drafter": "lookup"}},
+        },
+        "test",
+    )
+
+
+def test_an_engine_is_built_with_all_its_drafters(folder: Path) -> None:
+    engine = build_engine(config(folder), oracle=True)
+    assert engine.info.drafters == ("lookup", "small")
+    assert engine.info.vocab_size == 257
+    assert engine.info.max_model_len == 256
+    sampling = SamplingParams(temperature=0.0, max_tokens=30)
+    plans = [SpeculationPlan("lookup", 4), SpeculationPlan("small", 3, 2), SpeculationPlan()]
+    outcomes = run(engine, [GenerateRequest(str(i), PROMPT, sampling, plan) for i, plan in enumerate(plans)])
+    assert len({tuple(outcome.ids) for outcome in outcomes.values()}) == 1
+
+
+def test_a_comparison_reports_equality_and_rates(folder: Path) -> None:
+    engine = build_engine(config(folder))
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    comparison = compare(
+        engine, GenerateRequest("r", PROMPT, sampling), SpeculationPlan("small", 2), repeats=1
+    )
+    report = comparison.to_json()
+    assert report["equal"] is True
+    assert report["first_difference"] is None
+    assert report["plain"]["tokens"] == report["speculative"]["tokens"] == 40
+    assert report["speedup"] == pytest.approx(report["speculative"]["tok_s"] / report["plain"]["tok_s"])
+
+
+def test_vocabularies_of_two_sizes_do_not_start_and_both_sizes_are_named(folder: Path) -> None:
+    """sglang#24051: garbage without a word."""
+    with pytest.raises(VocabularyMismatch, match=r"'small'.*260 tokens.*257"):
+        build_engine(config(folder, "larger-vocabulary"))
+
+
+def test_vocabularies_of_one_size_with_other_tokens_do_not_start(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="other tokens in it"):
+        build_engine(config(folder, "other-vocabulary"))
+
+
+def test_a_valid_chain_passes_every_check(folder: Path) -> None:
+    checks = list(validate(config(folder), determinism=True))
+    assert [check.name for check in checks if not check.ok] == []
+    names = [check.name for check in checks]
+    assert names == [
+        "target", "paged attention", "KV layout", "drafter lookup", "drafter small", "scheduler",
+        "on/off lookup", "on/off small",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "drafter, target, failed",
+    [
+        ("larger-vocabulary", {}, "drafter small"),
+        ("small", {"kv": {"num_blocks": 4}}, "KV layout"),
+        ("small", {"token_budget": 8}, "scheduler"),
+        ("small", {"model": "no/such-folder"}, "target"),
+    ],
+)
+def test_a_broken_link_is_named(folder: Path, drafter: str, target: dict[str, object], failed: str) -> None:
+    checks = list(validate(config(folder, drafter, **target)))
+    assert [check.name for check in checks if not check.ok] == [failed]

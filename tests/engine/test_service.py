@@ -1,0 +1,104 @@
+"""The async shell: streams, aborts, failures and the thread behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from support.tape import Letters, TapeRunner
+
+from gammaray.engine.engine import Engine, EngineOptions
+from gammaray.engine.service import AsyncEngine
+from gammaray.errors import EngineFailure, InvalidRequest
+from gammaray.types import GenerateRequest, SamplingParams, StepReport
+
+
+def request(rid: str = "r", n: int = 1, max_tokens: int = 20) -> GenerateRequest:
+    return GenerateRequest(rid, (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=max_tokens), n=n)
+
+
+@pytest.fixture
+def reports() -> list[StepReport]:
+    return []
+
+
+@pytest.fixture
+def service(reports: list[StepReport]) -> AsyncEngine:
+    engine = Engine(TapeRunner(max_model_len=2000, blocks=600), Letters(), options=EngineOptions())
+    shell = AsyncEngine(engine, reports.append)
+    yield shell
+    shell.shutdown()
+
+
+async def collect(stream: AsyncIterator[object]) -> list[object]:
+    return [chunk async for chunk in stream]
+
+
+def test_streams_run_together_and_each_gets_its_own_chunks(service: AsyncEngine) -> None:
+    async def both() -> list[list[object]]:
+        return await asyncio.gather(*(collect(service.generate(request(rid, n=2))) for rid in "ab"))
+
+    for rid, chunks in zip("ab", asyncio.run(both()), strict=True):
+        assert {chunk.request_id for chunk in chunks} == {rid}
+        assert sorted(chunk.sequence for chunk in chunks if chunk.finish) == [0, 1]
+
+
+def test_closing_a_stream_aborts_the_request(service: AsyncEngine, reports: list[StepReport]) -> None:
+    async def leave_early() -> None:
+        stream = service.generate(request(max_tokens=1900))
+        await anext(stream)
+        await stream.aclose()
+        await collect(service.generate(request("next", max_tokens=1)))
+
+    asyncio.run(leave_early())
+    service.shutdown()  # the last report follows the last chunk
+    assert reports[-1].running == 0
+    assert reports[-1].kv_used_blocks == 0
+
+
+def test_a_bad_request_is_raised_before_the_first_chunk(service: AsyncEngine) -> None:
+    bad = GenerateRequest("r", ())
+    with pytest.raises(InvalidRequest, match="empty"):
+        asyncio.run(collect(service.generate(bad)))
+
+
+def test_an_id_in_use_is_refused(service: AsyncEngine) -> None:
+    async def twice() -> None:
+        first = service.generate(request(max_tokens=1900))
+        await anext(first)
+        try:
+            with pytest.raises(InvalidRequest, match="in use"):
+                await anext(service.generate(request()))
+        finally:
+            await first.aclose()
+
+    asyncio.run(twice())
+
+
+def test_a_step_that_raises_fails_its_requests_and_the_next_one_works(service: AsyncEngine) -> None:
+    runner = service._engine.runner
+    forward = runner.forward
+
+    def fail_once(rows: object) -> object:
+        runner.forward = forward  # type: ignore[method-assign]
+        raise RuntimeError("no")
+
+    runner.forward = fail_once  # type: ignore[method-assign]
+    with pytest.raises(EngineFailure, match="RuntimeError"):
+        asyncio.run(collect(service.generate(request())))
+    assert asyncio.run(collect(service.generate(request())))
+    service.check_health()
+
+
+def test_shutting_down_ends_open_streams_and_health(service: AsyncEngine) -> None:
+    async def interrupted() -> None:
+        stream = service.generate(request(max_tokens=1900))
+        await anext(stream)
+        service.shutdown()
+        with pytest.raises(EngineFailure, match="shutting down"):
+            await collect(stream)
+
+    asyncio.run(interrupted())
+    with pytest.raises(EngineFailure, match="stopped"):
+        service.check_health()

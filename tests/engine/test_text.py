@@ -1,0 +1,114 @@
+"""Delivered text: nothing early, nothing twice, ids and text always together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gammaray.engine.text import OutputText
+
+
+class Bytes:
+    """One token a byte: the hardest case for UTF-8."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+class Words:
+    """Tokens are strings, as if each were a vocabulary entry."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.words[i] for i in ids)
+
+
+def run(output: OutputText, ids: Sequence[int], sizes: Sequence[int]) -> list[tuple[list[int], str]]:
+    """Deliver in blocks of the given sizes, as rounds would."""
+    chunks, rest = [], list(ids)
+    for size in [*sizes, len(rest)]:
+        for token in rest[:size]:
+            if output.push(token):
+                return [*chunks, output.take(final=True)]
+        rest = rest[size:]
+        chunks.append(output.take(final=False))
+    return [*chunks, output.take(final=True)]
+
+
+texts = st.text(alphabet="aß漢😀 h", max_size=12)
+
+
+@given(text=texts, sizes=st.lists(st.integers(1, 6), max_size=8))
+def test_chunks_join_to_the_whole_text_without_replacement_characters(text: str, sizes: list[int]) -> None:
+    ids = list(text.encode())
+    chunks = run(OutputText(Bytes()), ids, sizes)
+    assert "".join(chunk for _, chunk in chunks) == text
+    assert [i for part, _ in chunks for i in part] == ids
+    assert all(chunk == bytes(part).decode() for part, chunk in chunks)
+
+
+@given(
+    text=texts,
+    stop=st.text(alphabet="aß漢 h", min_size=1, max_size=4),
+    sizes=st.lists(st.integers(1, 6), max_size=8),
+)
+def test_a_stop_string_is_found_wherever_it_lies_in_a_block(text: str, stop: str, sizes: list[int]) -> None:
+    output = OutputText(Bytes(), [stop])
+    chunks = run(output, list(text.encode()), sizes)
+    assert "".join(chunk for _, chunk in chunks) == text.split(stop)[0]
+    assert output.stopped == (stop in text)
+
+
+def test_the_earliest_of_two_stop_strings_wins() -> None:
+    chunks = run(OutputText(Words("a", "xb c", "d"), ["c", "b"]), [0, 1, 2], [])
+    assert "".join(text for _, text in chunks) == "ax"
+
+
+def test_ids_are_cut_with_the_text() -> None:
+    """vllm#47616: text was trimmed, ids were not."""
+    output = OutputText(Words("so", " ha"), [" ha ha ha"])
+    chunks = run(output, [0, 1, 1, 1, 1], [1, 1, 1, 1])
+    assert [i for ids, _ in chunks for i in ids] == [0]
+    assert "".join(text for _, text in chunks) == "so"
+
+
+def test_a_token_that_holds_text_before_the_stop_string_stays() -> None:
+    output = OutputText(Words("end.\n", "\nUser"), ["\n\nUser"])
+    chunks = run(output, [0, 1], [1])
+    assert chunks[0] == ([], "")  # the newline may begin the stop string
+    assert chunks[-1] == ([0], "end.")
+
+
+def test_the_beginning_of_a_stop_string_is_released_when_it_does_not_come() -> None:
+    chunks = run(OutputText(Words("a", "b", "c"), ["abd"]), [0, 1, 2], [1, 1])
+    assert chunks[0] == chunks[1] == ([], "")
+    assert chunks[2] == ([0, 1, 2], "abc")
+
+
+def test_a_character_that_never_became_whole_has_no_text() -> None:
+    first_byte = "漢".encode()[0]
+    chunks = run(OutputText(Bytes()), [104, first_byte], [2])
+    assert chunks == [([104], "h"), ([], ""), ([first_byte], "")]
+
+
+def test_bytes_that_are_no_text_do_not_hold_the_stream_up() -> None:
+    chunks = run(OutputText(Bytes()), [0xFF] * 8, [4])
+    assert chunks[0][0] == [0xFF] * 4
+
+
+def test_an_end_token_is_delivered_without_text() -> None:
+    output = OutputText(Words("a", "</s>"))
+    output.push(0)
+    output.end(1)
+    assert output.take(final=True) == ([0, 1], "a")
+
+
+def test_a_resumed_sequence_delivers_only_what_is_new() -> None:
+    output = OutputText(Words("a", "b"))
+    output.resume([0, 0])
+    output.push(1)
+    assert output.take(final=False) == ([1], "b")

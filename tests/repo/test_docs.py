@@ -1,0 +1,72 @@
+"""Links between the documents lead somewhere, and every page can be reached."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCED = re.compile(r"```.*?```", re.DOTALL)
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+def prose(page: Path) -> str:
+    return CODE.sub("", page.read_text())
+
+
+def relative_links(page: Path) -> list[str]:
+    return [link for link in LINK.findall(prose(page)) if not re.match(r"[a-z]+:", link)]
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that GitHub gives the headings of `page`."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken(page: Path) -> list[str]:
+    """The relative links of `page` whose file or heading does not exist."""
+    found = []
+    for link in relative_links(page):
+        name, _, fragment = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (fragment and target.suffix == ".md" and fragment not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_broken_link_is_caught(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One Heading\n[a](#one-heading) [b](#none) [c](none.md) `[d](code.md)` [e](https://x.org)\n"
+    )
+    assert broken(page) == ["#none", "none.md"]
+
+
+def test_every_page_is_reachable_from_the_readme() -> None:
+    seen: set[Path] = set()
+    todo = [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page not in seen and page.suffix == ".md":
+            seen.add(page)
+            todo += [(page.parent / link.partition("#")[0]).resolve() for link in relative_links(page)]
+    assert set(PAGES) - seen == set()
+
+
+def test_decisions_are_short_and_have_their_parts() -> None:
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        text = page.read_text()
+        missing = [
+            part for part in ("Summary", "Motivation", "Decision", "Consequences") if f"## {part}" not in text
+        ]
+        assert (missing, len(text.splitlines()) < 40) == ([], True), page.name
