@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 from gammaray.api.job import Job
@@ -62,7 +60,7 @@ class Answer:
 
     def metrics(self) -> dict[str, Any]:
         """The `metrics` extension: counts of all choices together, and the plan they ran under."""
-        plan, stats = self.job.plan, total([choice.stats for choice in self.choices])
+        plan, stats = self.job.plan, sum((choice.stats for choice in self.choices), NO_STATS)
         speculation = {
             "state": "off" if plan.drafter is None else "on",
             "drafter": plan.drafter,
@@ -77,17 +75,3 @@ class Answer:
             "notes": list(self.job.notes),
         }
         return {"speculative_decoding": speculation}
-
-
-def total(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    """The sum of every count, so that tau and alpha of it are weighted means."""
-    return SpeculationStats(
-        rounds=sum(s.rounds for s in stats),
-        drafted=sum(s.drafted for s in stats),
-        verified=sum(s.verified for s in stats),
-        accepted=sum(s.accepted for s in stats),
-        emitted=sum(s.emitted for s in stats),
-        tested=sum(s.tested for s in stats),
-        first_accepted=sum(s.first_accepted for s in stats),
-        lengths=tuple(map(sum, zip_longest(*(s.lengths for s in stats), fillvalue=0))),
-    )

@@ -17,23 +17,25 @@ from itertools import pairwise
 
 import torch
 
+from gammaray.engine.admission import check_request
 from gammaray.engine.batch import Row
-from gammaray.engine.depth import NODE_LIMIT
 from gammaray.engine.drafters.base import Drafter, DraftTree
 from gammaray.engine.drafting import draft
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.oracle import Oracle
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.scheduler import Schedule, Scheduler, Slice
-from gammaray.engine.sequence import Sequence, State, StatsCounter
+from gammaray.engine.sequence import Key, Sequence, round_stats
 from gammaray.engine.text import OutputText, TextDecoder
 from gammaray.engine.verifier import Verdict, VerifyJob, verify
-from gammaray.errors import InvalidRequest
+from gammaray.errors import ConfigError
 from gammaray.types import (
     FinishReason,
     GenerateRequest,
+    KeyCounts,
     ModelInfo,
     PolicySnapshot,
+    SpeculationStats,
     StepReport,
     TokenChunk,
 )
@@ -67,12 +69,15 @@ class Engine:
         options: EngineOptions = EngineOptions(),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if options.token_budget < options.max_batch:
+            raise ConfigError(
+                f"token_budget {options.token_budget} is below max_batch {options.max_batch}: every sequence "
+                "that decodes takes a token a step"
+            )
         self.runner = runner
         self.drafters = dict(drafters or {})
         self.cache = KVCache(runner.num_blocks, runner.block_size, options.prefix_cache)
-        self.scheduler = Scheduler(
-            self.cache, options.max_batch, max(options.token_budget, options.max_batch)
-        )
+        self.scheduler = Scheduler(self.cache, options.max_batch, options.token_budget)
         self.options = options
         self.policy = PolicySnapshot()
         self.steps = 0
@@ -86,7 +91,7 @@ class Engine:
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest when it can never run."""
-        self._validate(request)
+        check_request(request, self.info)
         self._inbox.append(partial(self._add, request))
 
     def abort(self, request_id: str) -> None:
@@ -119,7 +124,7 @@ class Engine:
         ends = [part for part in schedule.slices if part.pending == part.sequence.pending]
         verdicts = self._verify(logits, ends, trees)
         marks.append(self._clock())
-        counts: dict[tuple[str, str, str | None], StatsCounter] = defaultdict(StatsCounter)
+        counts: dict[Key, SpeculationStats] = defaultdict(SpeculationStats)
         chunks += self._commit(schedule.slices, verdicts, trees, counts)
         if self._oracle and logits is not None:
             self._oracle.check([part.sequence for part in ends], verdicts, logits, trees)
@@ -169,7 +174,7 @@ class Engine:
         slices: list[Slice],
         verdicts: Mapping[str, Verdict],
         trees: Mapping[str, DraftTree],
-        counts: dict[tuple[str, str, str | None], StatsCounter],
+        counts: dict[Key, SpeculationStats],
     ) -> list[TokenChunk]:
         self._compact(slices, verdicts)
         chunks = []
@@ -184,9 +189,9 @@ class Engine:
             self.cache.commit(sequence.table, sequence.tokens, computed + min(kept, len(verdict.path)))
             tree = trees.get(sequence.rid)
             if decoded:
-                nodes = len(tree) if tree else 0
-                for counter in (sequence.stats, counts[sequence.key]):
-                    counter.add(nodes, nodes, verdict, kept)
+                stats = round_stats(len(tree) if tree else 0, verdict, kept)
+                sequence.stats += stats
+                counts[sequence.key] += stats
             if finish:
                 chunks.append(self._finish(sequence, finish))
                 continue
@@ -256,7 +261,7 @@ class Engine:
             ids=tuple(ids),
             text=text,
             finish=reason,
-            stats=sequence.stats.freeze(),
+            stats=sequence.stats,
             cached_tokens=sequence.cached_tokens,
             error=error,
         )
@@ -290,32 +295,6 @@ class Engine:
         self.policy = policy
         return []
 
-    def _validate(self, request: GenerateRequest) -> None:
-        prompt, plan, limit = request.prompt, request.plan, self.max_model_len
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
-        if not all(0 <= token < self.runner.vocab_size for token in prompt):
-            raise InvalidRequest(
-                f"prompt token ids must lie in 0..{self.runner.vocab_size - 1}", param="prompt"
-            )
-        if len(prompt) + request.sampling.max_tokens > limit:
-            raise InvalidRequest(
-                f"{len(prompt)} prompt tokens and max_tokens {request.sampling.max_tokens} exceed the "
-                f"model's {limit} tokens",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
-        if plan.drafter is not None and plan.drafter not in self.drafters:
-            raise InvalidRequest(
-                f"no drafter {plan.drafter!r}; there are: {', '.join(self.drafters) or 'none'}",
-                param="speculation.drafter",
-            )
-        if plan.gamma * plan.width > NODE_LIMIT or plan.gamma < 0 or plan.width < 1:
-            raise InvalidRequest(
-                f"gamma x width must lie in 0..{NODE_LIMIT}, got {plan.gamma} x {plan.width}",
-                param="speculation.gamma",
-            )
-
     @property
     def info(self) -> ModelInfo:
         return ModelInfo(
@@ -336,10 +315,10 @@ class Engine:
         self,
         schedule: Schedule,
         trees: Mapping[str, DraftTree],
-        counts: Mapping[tuple[str, str, str | None], StatsCounter],
+        counts: Mapping[Key, SpeculationStats],
         marks: list[float],
     ) -> StepReport:
-        requests = Counter(s.key for s in self.scheduler.running if s.state is State.RUNNING)
+        running = Counter(sequence.key for sequence in self.scheduler.running)
         spans = [after - before for before, after in pairwise(marks)]
         return StepReport(
             step=self.steps,
@@ -355,5 +334,5 @@ class Engine:
             draft_s=spans[1],
             verify_s=spans[2],
             commit_s=spans[3],
-            counts=tuple(counter.key_counts(key, requests[key]) for key, counter in counts.items()),
+            counts=tuple(KeyCounts(*key, running[key], stats) for key, stats in counts.items()),
         )

@@ -5,14 +5,16 @@ Only Engine.step() and what it calls change a Sequence.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from gammaray.engine.kv import BlockTable
 from gammaray.engine.text import OutputText
 from gammaray.engine.verifier import Verdict
-from gammaray.types import FinishReason, GenerateRequest, KeyCounts, SpeculationStats
+from gammaray.types import FinishReason, GenerateRequest, SpeculationStats
+
+NO_STATS = SpeculationStats()
+Key = tuple[str, str, str | None]  # tenant, request class, drafter
 
 
 class State(Enum):
@@ -36,7 +38,7 @@ class Sequence:
     cached_tokens: int = 0
     preemptions: int = 0
     delivered: int = 0  # generated tokens that left in chunks
-    stats: StatsCounter = field(default_factory=lambda: StatsCounter())
+    stats: SpeculationStats = NO_STATS
 
     @property
     def rid(self) -> str:
@@ -66,58 +68,19 @@ class Sequence:
         return self.generated > 0 or self.state is State.FINISHED
 
     @property
-    def key(self) -> tuple[str, str, str | None]:
+    def key(self) -> Key:
         return self.request.tenant, self.request.request_class, self.request.plan.drafter
 
 
-@dataclass(slots=True)
-class StatsCounter:
-    """Running sums behind SpeculationStats and KeyCounts (math.md section 4)."""
-
-    rounds: int = 0
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    emitted: int = 0
-    tested: int = 0
-    first_accepted: int = 0
-    lengths: Counter[int] = field(default_factory=Counter)
-
-    def add(self, drafted: int, verified: int, verdict: Verdict, kept: int) -> None:
-        """One decode round of which `kept` tokens survived EOS, stop strings and max_tokens."""
-        self.rounds += 1
-        self.drafted += drafted
-        self.verified += verified
-        self.accepted += min(kept, len(verdict.path))
-        self.emitted += kept
-        self.tested += verdict.tested
-        self.first_accepted += verdict.first_accepted
-        self.lengths[kept] += 1
-
-    def freeze(self) -> SpeculationStats:
-        longest = max(self.lengths, default=-1)
-        return SpeculationStats(
-            rounds=self.rounds,
-            drafted=self.drafted,
-            verified=self.verified,
-            accepted=self.accepted,
-            emitted=self.emitted,
-            tested=self.tested,
-            first_accepted=self.first_accepted,
-            lengths=tuple(self.lengths[n] for n in range(longest + 1)),
-        )
-
-    def key_counts(self, key: tuple[str, str, str | None], requests: int) -> KeyCounts:
-        tenant, request_class, drafter = key
-        return KeyCounts(
-            tenant=tenant,
-            request_class=request_class,
-            drafter=drafter,
-            requests=requests,
-            drafted=self.drafted,
-            verified=self.verified,
-            accepted=self.accepted,
-            emitted=self.emitted,
-            tested=self.tested,
-            first_accepted=self.first_accepted,
-        )
+def round_stats(nodes: int, verdict: Verdict, kept: int) -> SpeculationStats:
+    """One decode round of which `kept` tokens survived EOS, stop strings and max_tokens."""
+    return SpeculationStats(
+        rounds=1,
+        drafted=nodes,
+        verified=nodes,
+        accepted=min(kept, len(verdict.path)),
+        emitted=kept,
+        tested=verdict.tested,
+        first_accepted=verdict.first_accepted,
+        lengths=(0,) * kept + (1,),
+    )

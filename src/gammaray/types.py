@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -60,7 +61,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Counts of one sequence over its life (math.md section 4): D, V, A and what was emitted."""
+    """Counts over decode rounds: D, V, A and what was emitted. They add up over rounds and sequences."""
 
     rounds: int = 0  # decode rounds, plain ones too
     drafted: int = 0  # D: nodes proposed
@@ -70,6 +71,18 @@ class SpeculationStats:
     tested: int = 0  # first-tried children that were tested
     first_accepted: int = 0  # ... and accepted
     lengths: tuple[int, ...] = ()  # lengths[k]: rounds that emitted k tokens
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        return SpeculationStats(
+            rounds=self.rounds + other.rounds,
+            drafted=self.drafted + other.drafted,
+            verified=self.verified + other.verified,
+            accepted=self.accepted + other.accepted,
+            emitted=self.emitted + other.emitted,
+            tested=self.tested + other.tested,
+            first_accepted=self.first_accepted + other.first_accepted,
+            lengths=tuple(map(sum, zip_longest(self.lengths, other.lengths, fillvalue=0))),
+        )
 
     @property
     def tau(self) -> float | None:
@@ -117,13 +130,8 @@ class KeyCounts:
     tenant: str
     request_class: str
     drafter: str | None
-    requests: int = 0
-    drafted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    emitted: int = 0
-    tested: int = 0
-    first_accepted: int = 0
+    running: int  # sequences after the step
+    stats: SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ def test_a_report_counts_by_tenant_class_and_drafter(script: list[int]) -> None:
     for report in driver.reports:
         for count in report.counts:
             key = (count.tenant, count.drafter)
-            totals[key] = totals.get(key, 0) + count.emitted
+            totals[key] = totals.get(key, 0) + count.stats.emitted
     assert totals == {("t", "oracle"): 11, ("default", None): 11}
 
 

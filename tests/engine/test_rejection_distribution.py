@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -22,7 +23,7 @@ from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.engine import Engine, EngineOptions
 from gammaray.types import GenerateRequest, SamplingParams, SpeculationPlan
 
-VOCAB = 5
+VOCAB = 8
 PROMPT = (1, 2, 3, 4)
 TRIALS = 3000
 SAMPLING = SamplingParams(temperature=1.2, min_p=0.02, max_tokens=4)
@@ -42,6 +43,7 @@ def _sharpen(tree: DraftTree):  # type: ignore[no-untyped-def]
     return sharp / sharp.sum(-1, keepdim=True)
 
 
+@cache
 def expected() -> dict[tuple[int, ...], float]:
     """P(the three tokens after the first), given the first token of the request's fixed prompt."""
     runner = TapeRunner(VOCAB)

@@ -50,9 +50,15 @@ def markov(vocab: int, seed: int) -> Pair:
     return Pair(tables[0], tables[1])
 
 
-MIXED = markov(5, 0)  # context matters: TV about 0.4
-SHARP = context_free([0.1, 0.2, 0.3, 0.4], [0.55, 0.25, 0.15, 0.05])  # the drafter prefers the wrong end
-CLOSE = context_free([0.19, 0.16, 0.65], [0.02, 0.39, 0.59])  # after a rejection of 1, 2 may be rejected too
+def among_eight(p: list[float], q: list[float]) -> Pair:
+    """A few tokens that matter and rare ones that both models agree on."""
+    rare = [0.01] * (8 - len(p))
+    return context_free(*([mass * (1 - sum(rare)) for mass in row] + rare for row in (p, q)))
+
+
+MIXED = markov(8, 0)  # context matters: TV about 0.4
+SHARP = among_eight([0.1, 0.2, 0.3, 0.4], [0.55, 0.25, 0.15, 0.05])  # the drafter prefers the wrong end
+CLOSE = among_eight([0.19, 0.16, 0.65], [0.02, 0.39, 0.59])  # after a rejection of 1, 2 may be rejected too
 
 
 @dataclass(frozen=True)
