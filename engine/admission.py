@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from gammaray.engine.depth import NODE_LIMIT
 from gammaray.errors import InvalidRequest
-from gammaray.types import GenerateRequest, ModelInfo, SpeculationPlan
+from gammaray.types import GenerateRequest, ModelInfo, SamplingParams, SpeculationPlan
 
 
 def check_request(request: GenerateRequest, info: ModelInfo) -> None:
@@ -12,7 +15,7 @@ def check_request(request: GenerateRequest, info: ModelInfo) -> None:
     prompt, max_tokens = request.prompt, request.sampling.max_tokens
     if not prompt:
         raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
-    if not all(0 <= token < info.vocab_size for token in prompt):
+    if not _in_vocabulary(prompt, info):
         raise InvalidRequest(f"prompt token ids must lie in 0..{info.vocab_size - 1}", param="prompt")
     if max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, got {max_tokens}", param="max_tokens")
@@ -23,20 +26,40 @@ def check_request(request: GenerateRequest, info: ModelInfo) -> None:
             param="max_tokens",
             code="context_length_exceeded",
         )
-    _check_generated(request)
+    if request.n < 1:
+        raise InvalidRequest(f"n must be at least 1, got {request.n}", param="n")
+    _check_sampling(request.sampling)
+    _check_generated(request, info)
     _check_plan(request.plan, info)
 
 
-def _check_generated(request: GenerateRequest) -> None:
-    """A resumed stream: one sequence of ids for each of n, each with tokens still to come."""
-    if not request.generated:
-        return
-    if len(request.generated) != request.n:
+def _check_sampling(sampling: SamplingParams) -> None:
+    """Written so that NaN fails."""
+    limits = {
+        "temperature": 0 <= sampling.temperature < math.inf,
+        "top_p": 0 < sampling.top_p <= 1,
+        "min_p": 0 <= sampling.min_p <= 1,
+        "top_k": sampling.top_k >= 0,
+    }
+    for name, kept in limits.items():
+        if not kept:
+            raise InvalidRequest(f"{name} is out of range: {getattr(sampling, name)}", param=name)
+
+
+def _check_generated(request: GenerateRequest, info: ModelInfo) -> None:
+    """A resumed stream: what the client has, for each of the n sequences."""
+    if request.generated and len(request.generated) != request.n:
         raise InvalidRequest(
             f"{len(request.generated)} resumed sequences for n = {request.n}", param="generated"
         )
-    if any(len(ids) >= request.sampling.max_tokens for ids in request.generated):
-        raise InvalidRequest("a resumed sequence has all its tokens already", param="generated")
+    if not all(_in_vocabulary(ids, info) for ids in request.generated):
+        raise InvalidRequest(f"resumed token ids must lie in 0..{info.vocab_size - 1}", param="generated")
+    if any(len(ids) > request.sampling.max_tokens for ids in request.generated):
+        raise InvalidRequest("a resumed sequence is longer than max_tokens", param="generated")
+
+
+def _in_vocabulary(ids: Sequence[int], info: ModelInfo) -> bool:
+    return all(0 <= token < info.vocab_size for token in ids)
 
 
 def _check_plan(plan: SpeculationPlan, info: ModelInfo) -> None:

@@ -5,35 +5,77 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from gammaray.engine.drafters.base import Drafter, DraftTree, DraftView
+import torch
+
+from gammaray.engine.drafters.base import Drafter, DraftTree, DraftView, Ticket
 from gammaray.engine.scheduler import Slice
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class GuardedDrafter:
+    """A drafter that cannot take a request down with it: whatever it raises costs a draft, never more."""
+
+    def __init__(self, name: str, drafter: Drafter) -> None:
+        self.inner = drafter
+        self.vocab_size = drafter.vocab_size
+        self._name = name
+        self._failures = 0
+
+    def begin(self, views: Sequence[DraftView]) -> Ticket:
+        return self._guard(lambda: self.inner.begin(views), Ticket(()))
+
+    def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
+        return self._guard(lambda: dict(self.inner.collect(ticket, deadline)), {})
+
+    def commit(self, rid: str, tokens: Sequence[int], features: torch.Tensor | None = None) -> None:
+        self._guard(lambda: self.inner.commit(rid, tokens, features), None)
+
+    def catch_up(self, rid: str, tokens: Sequence[int], salt: bytes = b"") -> None:
+        self._guard(lambda: self.inner.catch_up(rid, tokens, salt), None)
+
+    def release(self, rid: str) -> None:
+        self._guard(lambda: self.inner.release(rid), None)
+
+    def length(self, rid: str) -> int | None:
+        return self._guard(lambda: self.inner.length(rid), None)
+
+    def take_failures(self) -> int:
+        """Calls that raised since this was asked last."""
+        failures, self._failures = self._failures, 0
+        return failures
+
+    def _guard(self, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return call()
+        except Exception as error:
+            self._failures += 1
+            # The frames without the message, which might hold draft tokens.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            kind = type(error).__name__
+            log.error("drafter %r failed (%s); its requests decode plainly\n%s", self._name, kind, frames)
+            return otherwise
 
 
 def draft(
     slices: Sequence[Slice], drafters: Mapping[str, Drafter], vocab_size: int, deadline: float
 ) -> dict[str, DraftTree]:
-    """Draft trees by rid. What is missing was late, lost or invalid: it decodes plainly this round."""
+    """Draft trees by rid. What is missing was late, lost or malformed: it decodes plainly this round."""
     by_name: dict[str, list[Slice]] = defaultdict(list)
     for part in slices:
         if part.depth > 0:
             by_name[part.sequence.request.plan.drafter or ""].append(part)
-    tickets = {}
-    for name, parts in by_name.items():
-        try:
-            tickets[name] = drafters[name].begin([_view(drafters[name], part) for part in parts])
-        except Exception as error:  # a drafter must never take a request down with it
-            _log_loss(name, error)
+    tickets = {
+        name: drafters[name].begin([_view(drafters[name], part) for part in parts])
+        for name, parts in by_name.items()
+    }
     trees: dict[str, DraftTree] = {}
     for name, ticket in tickets.items():
-        try:
-            found = drafters[name].collect(ticket, deadline)
-        except Exception as error:
-            _log_loss(name, error)
-            continue
+        found = drafters[name].collect(ticket, deadline)
         for part in by_name[name]:
             tree = found.get(part.sequence.rid)
             if tree and well_formed(tree, part.depth, part.width, vocab_size):
@@ -51,16 +93,17 @@ def well_formed(tree: DraftTree, depth: int, width: int, vocab_size: int) -> boo
         if not -1 <= parent < index:
             return False
         levels.append(1 if parent < 0 else levels[parent] + 1)
-    sampled_without_q = tree.drawn != "deterministic" and (tree.q_probs is None or len(tree.q_probs) != nodes)
     in_vocabulary = all(0 <= token < vocab_size for token in tree.tokens)
-    return in_vocabulary and max(levels, default=0) <= depth and not sampled_without_q
+    return in_vocabulary and max(levels, default=0) <= depth and _has_q(tree, vocab_size)
 
 
-def _log_loss(name: str, error: Exception) -> None:
-    """The frames without the message, which might hold draft tokens."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    kind = type(error).__name__
-    log.error("drafter %r failed (%s); its requests decode plainly this round\n%s", name, kind, frames)
+def _has_q(tree: DraftTree, vocab_size: int) -> bool:
+    if tree.drawn == "deterministic":
+        return True
+    ids, probs = tree.q_ids, tree.q_probs
+    if ids is None or probs is None or ids.shape != probs.shape or len(ids) != len(tree):
+        return False
+    return bool((ids >= 0).all() and (ids < vocab_size).all())
 
 
 def _view(drafter: Drafter, part: Slice) -> DraftView:

@@ -8,6 +8,7 @@ and are applied at the start of a step.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,7 +21,7 @@ import torch
 from gammaray.engine.admission import check_request
 from gammaray.engine.batch import Row
 from gammaray.engine.drafters.base import Drafter, DraftTree
-from gammaray.engine.drafting import draft
+from gammaray.engine.drafting import GuardedDrafter, draft
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.oracle import Oracle
 from gammaray.engine.runner import ModelRunner
@@ -28,7 +29,7 @@ from gammaray.engine.scheduler import Schedule, Scheduler, Slice
 from gammaray.engine.sequence import Key, Sequence, round_stats
 from gammaray.engine.text import OutputText, TextDecoder
 from gammaray.engine.verifier import Verdict, VerifyJob, verify
-from gammaray.errors import ConfigError
+from gammaray.errors import ConfigError, InvalidRequest
 from gammaray.types import (
     FinishReason,
     GenerateRequest,
@@ -39,6 +40,8 @@ from gammaray.types import (
     StepReport,
     TokenChunk,
 )
+
+log = logging.getLogger(__name__)
 
 TOKEN_BUDGET = 256  # large enough to feed the cores, small enough that a prompt chunk delays decoding little
 
@@ -75,7 +78,7 @@ class Engine:
                 "that decodes takes a token a step"
             )
         self.runner = runner
-        self.drafters = dict(drafters or {})
+        self.drafters = {name: GuardedDrafter(name, drafter) for name, drafter in (drafters or {}).items()}
         self.cache = KVCache(runner.num_blocks, runner.block_size, options.prefix_cache)
         self.scheduler = Scheduler(self.cache, options.max_batch, options.token_budget)
         self.options = options
@@ -84,7 +87,9 @@ class Engine:
         self._decoder = decoder
         self._eos = frozenset(eos)
         self._clock = clock
-        self._inbox: deque[Callable[[], list[TokenChunk]]] = deque()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._unfinished: dict[str, int] = {}  # sequences by request id
+        self._outbox: list[TokenChunk] = []  # kept over a step that raises: a finish must arrive
         self._oracle = Oracle(runner, self.cache, self.drafters) if options.oracle else None
 
     # From any thread ---------------------------------------------------------------------------------
@@ -92,6 +97,9 @@ class Engine:
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest when it can never run."""
         check_request(request, self.info)
+        if request.request_id in self._unfinished:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        self._unfinished[request.request_id] = request.n
         self._inbox.append(partial(self._add, request))
 
     def abort(self, request_id: str) -> None:
@@ -110,7 +118,8 @@ class Engine:
     # The loop ----------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        chunks = [chunk for event in self._drain() for chunk in event()]
+        """One round for everything that runs. After an exception `fail_all` must follow."""
+        self._drain()
         marks = [self._clock()]
         schedule = self.scheduler.schedule(self.policy)
         for sequence in schedule.preempted:
@@ -125,22 +134,31 @@ class Engine:
         verdicts = self._verify(logits, ends, trees)
         marks.append(self._clock())
         counts: dict[Key, SpeculationStats] = defaultdict(SpeculationStats)
-        chunks += self._commit(schedule.slices, verdicts, trees, counts)
+        self._commit(schedule.slices, verdicts, trees, counts)
         if self._oracle and logits is not None:
-            self._oracle.check([part.sequence for part in ends], verdicts, logits, trees)
+            tables = [sequence.table for sequence in self.scheduler]
+            self._oracle.check([part.sequence for part in ends], verdicts, logits, trees, tables)
         marks.append(self._clock())
         self.steps += 1
-        return StepOutput(chunks, self._report(schedule, trees, counts, marks))
+        return StepOutput(self._take_chunks(), self._report(schedule, trees, counts, marks))
 
     def fail_all(self, message: str) -> list[TokenChunk]:
-        """After a step raised: end every sequence with an error and give all its resources back."""
-        chunks = [chunk for event in self._drain() for chunk in event()]
-        sequences = list(self.scheduler)
-        return chunks + [self._finish(sequence, "error", message) for sequence in sequences]
+        """End every sequence with an error and give all its resources back, also after a step raised.
 
-    def _drain(self) -> Iterable[Callable[[], list[TokenChunk]]]:
+        Returns what that step could not deliver any more, too.
+        """
+        self._drain()
+        for sequence in list(self.scheduler):
+            self._finish(sequence, "error", message)
+        return self._take_chunks()
+
+    def _drain(self) -> None:
         while self._inbox:
-            yield self._inbox.popleft()
+            self._inbox.popleft()()
+
+    def _take_chunks(self) -> list[TokenChunk]:
+        chunks, self._outbox = self._outbox, []
+        return chunks
 
     def _row(self, part: Slice, tree: DraftTree | None) -> Row:
         sequence, start = part.sequence, part.sequence.table.computed
@@ -175,16 +193,15 @@ class Engine:
         verdicts: Mapping[str, Verdict],
         trees: Mapping[str, DraftTree],
         counts: dict[Key, SpeculationStats],
-    ) -> list[TokenChunk]:
+    ) -> None:
         self._compact(slices, verdicts)
-        chunks = []
         for part in slices:
             sequence, verdict = part.sequence, verdicts.get(part.sequence.rid)
             computed = sequence.table.computed + part.pending
             if verdict is None:
                 self.cache.commit(sequence.table, sequence.tokens, computed)
                 continue
-            decoded = part.pending == 1 and sequence.generated > 0  # else it ended a prefill
+            decoded = sequence.decoding  # else it ended a prefill
             kept, finish = self._keep(sequence, verdict.tokens)
             self.cache.commit(sequence.table, sequence.tokens, computed + min(kept, len(verdict.path)))
             tree = trees.get(sequence.rid)
@@ -193,11 +210,10 @@ class Engine:
                 sequence.stats += stats
                 counts[sequence.key] += stats
             if finish:
-                chunks.append(self._finish(sequence, finish))
-                continue
-            self._advance_draft(sequence, kept)
-            chunks += self._chunk(sequence)
-        return chunks
+                self._finish(sequence, finish)
+            else:
+                self._advance_draft(sequence, kept)
+                self._deliver(sequence)
 
     def _compact(self, slices: list[Slice], verdicts: Mapping[str, Verdict]) -> None:
         """Move the KV of accepted nodes down behind the pending token, for the whole batch at once."""
@@ -242,58 +258,78 @@ class Engine:
     def _drafter(self, sequence: Sequence) -> Drafter | None:
         return self.drafters.get(sequence.request.plan.drafter or "")
 
-    def _chunk(self, sequence: Sequence) -> list[TokenChunk]:
+    def _deliver(self, sequence: Sequence) -> None:
         ids, text = sequence.output.take(final=False)
-        if not ids:
-            return []
-        first, sequence.delivered = sequence.delivered, sequence.delivered + len(ids)
-        return [TokenChunk(sequence.request.request_id, sequence.index, first, tuple(ids), text)]
+        if ids:
+            self._outbox.append(
+                TokenChunk(sequence.request.request_id, sequence.index, sequence.delivered, tuple(ids), text)
+            )
+            sequence.delivered += len(ids)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> TokenChunk:
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         self._release_draft(sequence)
         self.scheduler.remove(sequence)
-        sequence.finish = reason
-        ids, text = sequence.output.take(final=True)
-        return TokenChunk(
-            request_id=sequence.request.request_id,
-            sequence=sequence.index,
-            first_position=sequence.delivered,
-            ids=tuple(ids),
-            text=text,
-            finish=reason,
-            stats=sequence.stats,
-            cached_tokens=sequence.cached_tokens,
-            error=error,
+        self._forget(sequence.request.request_id)
+        # What is held back was computed, but may begin a stop string: an end that came too early keeps it.
+        ids, text = sequence.output.take(final=reason in ("stop", "length"))
+        self._outbox.append(
+            TokenChunk(
+                request_id=sequence.request.request_id,
+                sequence=sequence.index,
+                first_position=sequence.delivered,
+                ids=tuple(ids),
+                text=text,
+                finish="stop" if sequence.output.stopped and reason == "length" else reason,
+                stats=sequence.stats,
+                cached_tokens=sequence.cached_tokens,
+                error=error,
+            )
         )
+
+    def _forget(self, request_id: str) -> None:
+        self._unfinished[request_id] -= 1
+        if not self._unfinished[request_id]:
+            del self._unfinished[request_id]
 
     # Events ------------------------------------------------------------------------------------------
 
-    def _add(self, request: GenerateRequest) -> list[TokenChunk]:
-        leader: Sequence | None = None
-        for index in range(request.n):
-            generated = request.generated[index] if request.generated else ()
-            output = OutputText(self._decoder, request.sampling.stop)
-            output.resume(generated)
-            sequence = Sequence(
-                request=request,
-                index=index,
-                tokens=[*request.prompt, *generated],
-                output=output,
-                table=BlockTable(salt=request.tenant.encode()),
-                leader=leader,
-                delivered=len(generated),
-            )
-            leader = leader or sequence
+    def _add(self, request: GenerateRequest) -> None:
+        try:
+            begun = [self._begin(request, index) for index in range(request.n)]
+        except Exception as error:  # of the tokenizer, on resumed ids
+            log.exception("request %s could not begin", request.request_id)
+            message = f"the request could not begin: {type(error).__name__}"
+            self._outbox += [
+                TokenChunk(request.request_id, index, 0, (), "", finish="error", error=message)
+                for index in range(request.n)
+            ]
+            del self._unfinished[request.request_id]
+            return
+        for sequence, finish in begun:
+            sequence.leader = begun[0][0] if sequence.index else None
             self.scheduler.add(sequence)
-        return []
+            if finish:
+                self._finish(sequence, finish)
 
-    def _finish_all(self, request_id: str, reason: FinishReason) -> list[TokenChunk]:
-        mine = [s for s in self.scheduler if s.request.request_id == request_id]
-        return [self._finish(sequence, reason) for sequence in mine]
+    def _begin(self, request: GenerateRequest, index: int) -> tuple[Sequence, FinishReason | None]:
+        """A sequence behind what the client has of it already, and whether that is all there is to say."""
+        sequence = Sequence(
+            request=request,
+            index=index,
+            tokens=list(request.prompt),
+            output=OutputText(self._decoder, request.sampling.stop, request.prompt),
+            table=BlockTable(salt=request.tenant.encode()),
+        )
+        _, finish = self._keep(sequence, request.generated[index] if request.generated else ())
+        sequence.delivered = sequence.output.skip()
+        return sequence, finish
 
-    def _set_policy(self, policy: PolicySnapshot) -> list[TokenChunk]:
+    def _finish_all(self, request_id: str, reason: FinishReason) -> None:
+        for sequence in [s for s in self.scheduler if s.request.request_id == request_id]:
+            self._finish(sequence, reason)
+
+    def _set_policy(self, policy: PolicySnapshot) -> None:
         self.policy = policy
-        return []
 
     @property
     def info(self) -> ModelInfo:
@@ -330,6 +366,7 @@ class Engine:
             kv_total_blocks=self.cache.pool.num_blocks,
             preempted=len(schedule.preempted),
             kv_shrunk=schedule.kv_shrunk,
+            drafter_failures=sum(drafter.take_failures() for drafter in self.drafters.values()),
             schedule_s=spans[0],
             draft_s=spans[1],
             verify_s=spans[2],

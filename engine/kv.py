@@ -68,6 +68,14 @@ class BlockPool:
             else:
                 self._free.append(block)
 
+    def audit(self, tables: Iterable[BlockTable]) -> str | None:
+        """Which of the books is wrong, if these are all tables: for the state oracle."""
+        held = Counter(block for table in tables for block in table.blocks)
+        if held != self._references:
+            return "KV block references"
+        everywhere = sorted([*self._free, *self._idle, *held])
+        return None if everywhere == list(range(self.num_blocks)) else "free KV blocks"
+
     def _take(self) -> int:
         if self._free:
             block = self._free.pop()

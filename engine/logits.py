@@ -86,6 +86,7 @@ def draw_children(
 def _scale(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """(logits - max) / temperature: at most 0, so that no temperature can overflow. A new tensor."""
     temperature = _column([1.0 if row.greedy else row.temperature for row in params], logits)
+    temperature = temperature.clamp_min(torch.finfo(logits.dtype).tiny)  # what rounds to 0 would give 0 / 0
     greedy = torch.tensor([[row.greedy] for row in params], device=logits.device)
     return torch.where(greedy, logits, (logits - logits.amax(-1, keepdim=True)) / temperature)
 

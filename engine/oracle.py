@@ -5,14 +5,15 @@ On in tests. A mismatch names the first wrong layer and position; it means a bug
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from gammaray.engine.drafters.base import Drafter, DraftTree
+from gammaray.engine.drafters.base import DraftTree
 from gammaray.engine.drafters.model import ModelDrafter
-from gammaray.engine.kv import KVCache
+from gammaray.engine.drafting import GuardedDrafter
+from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.sequence import Sequence as Running
 from gammaray.engine.sequence import State
@@ -26,7 +27,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 class Oracle:
     """Checks one sequence a step, in turn."""
 
-    def __init__(self, runner: ModelRunner, cache: KVCache, drafters: Mapping[str, Drafter]) -> None:
+    def __init__(self, runner: ModelRunner, cache: KVCache, drafters: Mapping[str, GuardedDrafter]) -> None:
         self._runner = runner
         self._cache = cache
         self._drafters = drafters
@@ -38,8 +39,11 @@ class Oracle:
         verdicts: Mapping[str, Verdict],
         logits: Tensor,  # [N, V]: per sequence its root row, then its nodes
         trees: Mapping[str, DraftTree],
+        tables: Iterable[BlockTable],  # of all sequences
     ) -> None:
         """After a commit. Raises StateMismatch."""
+        if wrong := self._cache.pool.audit(tables):
+            raise StateMismatch(wrong, "the pool", None, 0, 1.0)
         starts = _row_starts(sequences, trees)
         alive = [(s, at) for s, at in zip(sequences, starts, strict=True) if s.state is State.RUNNING]
         if not alive:
@@ -56,9 +60,10 @@ class Oracle:
         self._check_drafter(sequence)
 
     def _check_drafter(self, sequence: Running) -> None:
-        drafter = self._drafters.get(sequence.request.plan.drafter or "")
-        if drafter is None or (length := drafter.length(sequence.rid)) is None:
+        guarded = self._drafters.get(sequence.request.plan.drafter or "")
+        if guarded is None or (length := guarded.length(sequence.rid)) is None:
             return
+        drafter = guarded.inner
         if length > len(sequence.tokens):
             raise StateMismatch("drafter length", sequence.rid, None, len(sequence.tokens), 1.0)
         if isinstance(drafter, ModelDrafter) and (state := drafter.committed(sequence.rid)):

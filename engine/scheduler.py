@@ -1,8 +1,8 @@
 """Who runs in the next step: continuous batching, chunked prefill, fairness over tenants, preemption.
 
-Order of claims on the token budget: one token for every decoding sequence, then drafts (at most 70 %,
-and less while prompts wait), then prompt chunks. KV blocks are claimed in the same order, so a draft
-never takes what plain decoding needs.
+The token budget gives one token to every decoding sequence, then to drafts (at most 70 %, and less while
+prompts wait), then to prompts. KV blocks go to decoding first, then to new prompts, and to drafts last: a
+draft never takes what plain decoding needs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gammaray.types import PolicySnapshot
 
 DRAFT_SHARE = 0.7  # at least 30 % of a step's tokens stay for plain decoding (math.md section 5)
 PREFILL_SHARE = 0.25  # of the budget that drafts leave to waiting prompts
+PATIENCE = 32  # admissions of others that a sequence waits for room
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.token_budget = token_budget
         self.running: list[Sequence] = []
-        self._waiting: dict[str, deque[Sequence]] = {}  # by tenant; the first tenant is served next
+        self._waiting: dict[str, deque[Sequence]] = {}  # tenants that wait; the first is served next
 
     @property
     def waiting(self) -> int:
@@ -67,19 +68,24 @@ class Scheduler:
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
         else:
-            self._waiting[sequence.request.tenant].remove(sequence)
+            queue = self._waiting[sequence.request.tenant]
+            queue.remove(sequence)
+            if not queue:
+                del self._waiting[sequence.request.tenant]
         self.cache.free(sequence.table)
         sequence.state = State.FINISHED
 
     def schedule(self, policy: PolicySnapshot) -> Schedule:
         schedule = Schedule([], [])
         decoding = self._claim_decodes(schedule)
-        prompts = [s for s in self.running if not s.decoding]
-        room = self.token_budget - len(decoding)
-        drafts = self._claim_drafts(decoding, policy, self._draft_room(room, prompts), schedule)
-        schedule.slices = drafts + self._claim_prompts(prompts, self.token_budget - tokens(drafts))
+        wants = [(allowed_depth(s, policy), s.request.plan.width) for s in decoding]
+        room = self._draft_room(len(decoding))
+        drafted = min(room, sum(depth * width for depth, width in wants))
+        prompts = self._claim_prompts(self.token_budget - len(decoding) - drafted)
         if not schedule.preempted:  # else the evicted would push their evictors out again
-            schedule.slices += self._claim_admissions(self.token_budget - tokens(schedule.slices))
+            left = self.token_budget - len(decoding) - drafted - tokens(prompts)
+            prompts += self._claim_admissions(left)
+        schedule.slices = self._claim_drafts(decoding, wants, room, schedule) + prompts
         return schedule
 
     def _claim_decodes(self, schedule: Schedule) -> list[Sequence]:
@@ -93,41 +99,39 @@ class Scheduler:
                 schedule.preempted.append(self._preempt(self.running[-1]))
         return [s for s in self.running if s.decoding]
 
-    def _draft_room(self, room: int, prompts: list[Sequence]) -> int:
-        work = sum(s.pending for s in prompts) + sum(s.pending for q in self._waiting.values() for s in q)
+    def _draft_room(self, decoding: int) -> int:
+        work = sum(s.pending for s in self if not s.decoding)
         prefill = min(work, int(PREFILL_SHARE * self.token_budget))
-        return max(0, min(int(DRAFT_SHARE * self.token_budget), room - prefill))
+        most = int(DRAFT_SHARE * self.token_budget)
+        return max(0, min(most, self.token_budget - decoding - prefill))
 
     def _claim_drafts(
-        self, decoding: list[Sequence], policy: PolicySnapshot, room: int, schedule: Schedule
+        self, decoding: list[Sequence], wants: list[tuple[int, int]], room: int, schedule: Schedule
     ) -> list[Slice]:
-        widths = [s.request.plan.width for s in decoding]
-        wants = [(allowed_depth(s, policy), width) for s, width in zip(decoding, widths, strict=True)]
         slices = []
-        for sequence, width, depth in zip(decoding, widths, share_depth(wants, room), strict=True):
+        for sequence, (_, width), depth in zip(decoding, wants, share_depth(wants, room), strict=True):
             fitted = self._fit_tree(sequence, depth, width)
             schedule.kv_shrunk += depth > 0 and fitted != (depth, width)
             slices.append(Slice(sequence, 1, *fitted))
         return slices
 
     def _fit_tree(self, sequence: Sequence, depth: int, width: int) -> tuple[int, int]:
-        """The widest tree of this depth that the reservation and the pool hold; then a chain; then plain."""
+        """The largest draft that the reservation and the pool hold: narrower, then a chain, then shorter."""
         context = len(sequence.tokens)
         cap = reserved_slots(context, depth)
-        while depth and width:
+        while depth:
             slots = context + depth * width
             if slots <= cap and self.cache.grow(sequence.table, slots):
                 return depth, width
-            width -= 1
+            depth, width = (depth, width - 1) if width > 1 else (depth - 1, 1)
         return 0, 1
 
-    def _claim_prompts(self, prompts: list[Sequence], room: int) -> list[Slice]:
+    def _claim_prompts(self, room: int) -> list[Slice]:
         slices = []
-        for sequence in prompts:
-            if room <= 0:
-                break
-            slices.append(Slice(sequence, min(sequence.pending, room)))
-            room -= slices[-1].pending
+        for sequence in self.running:
+            if room > 0 and not sequence.decoding:
+                slices.append(Slice(sequence, min(sequence.pending, room)))
+                room -= slices[-1].pending
         return slices
 
     def _claim_admissions(self, room: int) -> list[Slice]:
@@ -138,18 +142,31 @@ class Scheduler:
         return slices
 
     def _admit(self) -> Sequence | None:
-        """The next waiting sequence whose whole prompt has room, tenants in turn."""
+        """The next waiting sequence whose whole prompt has room, tenants in turn.
+
+        A large prompt may be overtaken by smaller ones for a while; then all wait until it fits.
+        """
         if len(self.running) >= self.max_batch:
             return None
-        for tenant in list(self._waiting):
-            queue = self._waiting[tenant]
-            if queue and self._has_room(queue[0]):
-                sequence = queue.popleft()
-                self._waiting[tenant] = self._waiting.pop(tenant)  # its next turn comes last
-                sequence.state = State.RUNNING
-                self.running.append(sequence)
-                return sequence
+        out_of_patience = [t for t, queue in self._waiting.items() if queue[0].overtaken >= PATIENCE]
+        passed: list[Sequence] = []
+        for tenant in out_of_patience[:1] or list(self._waiting):
+            head = self._waiting[tenant][0]
+            if self._has_room(head):
+                return self._start(tenant, passed)
+            passed.append(head)
         return None
+
+    def _start(self, tenant: str, passed: list[Sequence]) -> Sequence:
+        queue = self._waiting.pop(tenant)
+        sequence = queue.popleft()
+        if queue:
+            self._waiting[tenant] = queue  # its next turn comes last
+        for other in passed:
+            other.overtaken += 1
+        sequence.state = State.RUNNING
+        self.running.append(sequence)
+        return sequence
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens, plus one for each running sequence to decode into."""

@@ -37,6 +37,7 @@ class Sequence:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    overtaken: int = 0  # admissions of others while it was first in its queue and did not fit
     delivered: int = 0  # generated tokens that left in chunks
     stats: SpeculationStats = NO_STATS
 
@@ -51,7 +52,8 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        return self.pending == 1
+        """One token a round from here on; before, and after a preemption, it is prefilling."""
+        return self.pending == 1 and self.generated > 0
 
     @property
     def generated(self) -> int:

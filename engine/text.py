@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-_LONGEST_CHARACTER = 4  # bytes of a UTF-8 character, so at most as many byte tokens
+MOST_OPEN = 3  # tokens, of a byte at least, that a UTF-8 character can be short of its last
+PROMPT_TAIL = 8  # tokens of the prompt that the first ids are decoded behind
 
 
 class TextDecoder(Protocol):
@@ -25,14 +26,17 @@ class OutputText:
     be delivered by now.
     """
 
-    def __init__(self, decoder: TextDecoder, stop: Sequence[str] = ()) -> None:
+    def __init__(self, decoder: TextDecoder, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
         self._decoder = decoder
+        self._before = list(prompt[-PROMPT_TAIL:])
         self._stop = tuple(stop)
         self._ids: list[int] = []
         self._ends: list[int] = []  # text length after each token
         self._text = ""
-        self._window = 0  # ids before it no longer change how later ids decode
+        self._window = 0  # decoding starts here: what comes before no longer matters to later ids
         self._settled = 0  # ids whose text is final
+        self._whole = 0  # length of the text that open ids have, short of an incomplete character
+        self._stalled = 0  # open ids since that text last grew
         self._taken = 0  # ids delivered
         self.stopped = False
 
@@ -43,19 +47,22 @@ class OutputText:
         self._ends.append(len(self._text))
         before = len(self._text)
         self._settle()
-        cut = self._stop_found(before)
-        if cut is not None:
-            self._cut(cut)
+        self._stop_behind(before)
         return self.stopped
 
     def end(self, token: int) -> None:
         """Add an end-of-sequence token, which has no text."""
-        self._ids.append(token)
-        self._ends.append(len(self._text))
+        self._close()
+        if not self.stopped:
+            self._ids.append(token)
+            self._ends.append(len(self._text))
+            self._settled += 1
 
     def take(self, final: bool) -> tuple[list[int], str]:
         """Ids and text not delivered yet. `final`: nothing follows, so held-back text is released too;
         the bytes of a character that never became whole have no text."""
+        if final and not self.stopped:
+            self._close()
         if final or self.stopped:
             last = len(self._ids)
         else:
@@ -68,33 +75,57 @@ class OutputText:
         self._taken = last
         return ids, self._text[start:end]
 
-    def resume(self, delivered: Sequence[int]) -> None:
-        """Start behind tokens that the client has already."""
-        for token in delivered:
-            self.push(token)
+    def skip(self) -> int:
+        """Take what was pushed so far as delivered; returns how many tokens that is."""
         self._taken = len(self._ids)
+        return self._taken
 
     def _settle(self) -> None:
-        """Decode the ids behind the window: text is the difference to what the settled ones gave, since
-        tokenizers add or drop spaces by context."""
-        settled = self._decoder.decode(self._ids[self._window : self._settled])
-        whole = self._decoder.decode(self._ids[self._window :])
-        open_ids = len(self._ids) - self._settled
-        if whole.endswith(REPLACEMENT) and open_ids < _LONGEST_CHARACTER:
+        """Make text of the open ids once they end with a whole character, or with bytes that cannot become
+        one. Text is the difference to what the ids before gave, since tokenizers add or drop spaces by
+        context."""
+        text = self._open_text(len(self._ids))
+        whole = text.rstrip(REPLACEMENT)
+        if whole == text:
+            self._settle_to(len(self._ids))
             return
-        self._text += whole[len(settled) :]
-        self._ends[-1] = len(self._text)
-        self._window, self._settled = self._settled, len(self._ids)
+        self._stalled = 1 if len(whole) > self._whole else self._stalled + 1
+        self._whole = len(whole)
+        if self._stalled > MOST_OPEN:
+            self._settle_to(len(self._ids) - MOST_OPEN)
 
-    def _stop_found(self, before: int) -> int | None:
-        """Where the first stop string begins that was completed by text behind `before`."""
+    def _settle_to(self, count: int) -> None:
+        text = self._open_text(count)
+        self._text += text
+        self._ends[count - 1 :] = [len(self._text)] * (len(self._ids) - count + 1)
+        if text:  # a window of special tokens alone would change how the next id decodes
+            self._window = self._settled
+        self._settled, self._whole, self._stalled = count, 0, 0
+
+    def _close(self) -> None:
+        """Nothing will complete what the open ids began: keep the whole characters before it."""
+        if self._settled < len(self._ids):
+            before = len(self._text)
+            self._text += self._open_text(len(self._ids)).rstrip(REPLACEMENT)
+            self._ends[-1] = len(self._text)
+            self._settled = len(self._ids)
+            self._stop_behind(before)
+
+    def _open_text(self, count: int) -> str:
+        """Text that the ids from the settled ones to `count` add."""
+        before = [] if self._window else self._before
+        settled = self._decoder.decode(before + self._ids[self._window : self._settled])
+        return self._decoder.decode(before + self._ids[self._window : count])[len(settled) :]
+
+    def _stop_behind(self, before: int) -> None:
+        """Cut at the first stop string that was completed by text behind `before`."""
         found = (self._text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stop)
-        return min((at for at in found if at >= 0), default=None)
-
-    def _cut(self, at: int) -> None:
+        cut = min((at for at in found if at >= 0), default=None)
+        if cut is None:
+            return
         self.stopped = True
-        self._text = self._text[:at]
-        while len(self._ids) > self._taken and self._end_of(len(self._ids) - 1) >= at:
+        self._text = self._text[:cut]
+        while len(self._ids) > self._taken and self._end_of(len(self._ids) - 1) >= cut:
             self._ids.pop()
             self._ends.pop()
         if self._ends:

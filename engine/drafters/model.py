@@ -20,7 +20,7 @@ from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.logits import draw_children, process
 from gammaray.engine.runner import ModelRunner
 
-CATCH_UP_TOKENS = 512  # fed per sequence and pass when a sequence begins or comes back
+CATCH_UP_TOKENS = 512  # committed tokens fed in a round, by all sequences together
 
 
 @dataclass(slots=True)
@@ -82,12 +82,11 @@ class ModelDrafter:
         return Ticket(tuple(views))
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
+        ready = {view.rid: view for view in ticket.views if self._ready(view, ticket)}
+        logits = self._feed_pending(ready)  # a long catch-up takes several rounds, without a draft
         growing = [
-            _Growth(view, self.draft_sampling and not view.sampling.greedy)
-            for view in ticket.views
-            if self._ready(view)
+            _Growth(ready[rid], self.draft_sampling and not ready[rid].sampling.greedy) for rid in logits
         ]
-        logits = self._feed_pending([self._states[growth.view.rid] for growth in growing])
         for growth in growing:
             self._add_level(growth, logits[growth.view.rid])
         while unfinished := [g for g in growing if g.levels < g.view.depth]:
@@ -136,7 +135,7 @@ class ModelDrafter:
         computed = state.table.computed
         return state.tokens[:computed], self.cache.slots(state.table, range(computed))
 
-    def _ready(self, view: DraftView) -> bool:
+    def _ready(self, view: DraftView, ticket: Ticket) -> bool:
         """Up to date, short enough for this model, and with room for every node."""
         state = self._states.get(view.rid)
         if state is None or len(state.tokens) != view.length:
@@ -145,25 +144,37 @@ class ModelDrafter:
             return False
         # A draft that was never committed: its root must be fed again, for its logits.
         state.table.computed = min(state.table.computed, view.length - 1)
-        return self.cache.grow(state.table, view.length + view.depth * view.width)
+        return self._grow(state, view.length + view.depth * view.width, ticket)
 
-    def _feed_pending(self, states: Sequence[_State]) -> dict[str, Tensor]:
-        """KV for all committed tokens, in chunks; logits [1, V] behind the last one, by rid."""
-        rids = {id(state): rid for rid, state in self._states.items()}
-        logits: dict[str, Tensor] = {}
-        while waiting := [s for s in states if s.table.computed < len(s.tokens)]:
-            chunks = [s.tokens[s.table.computed :][:CATCH_UP_TOKENS] for s in waiting]
-            last = [s.table.computed + len(c) == len(s.tokens) for s, c in zip(waiting, chunks, strict=True)]
-            rows = [
-                Row(pending=chunk, start=s.table.computed, blocks=s.table.blocks, logits=end)
-                for s, chunk, end in zip(waiting, chunks, last, strict=True)
-            ]
-            answers = iter(self.runner.forward(rows).split(1))  # [1, V] each
-            for state, chunk, end in zip(waiting, chunks, last, strict=True):
-                state.table.computed += len(chunk)
-                if end:
-                    logits[rids[id(state)]] = next(answers)
-        return logits
+    def _grow(self, state: _State, slots: int, ticket: Ticket) -> bool:
+        """Room for `slots`, if need be from sequences that do not draft this round, the oldest first."""
+        drafting = {view.rid for view in ticket.views}
+        idle = (rid for rid in list(self._states) if rid not in drafting)
+        while not self.cache.grow(state.table, slots):
+            if (rid := next(idle, None)) is None:
+                return False
+            self.release(rid)
+        return True
+
+    def _feed_pending(self, ready: Mapping[str, DraftView]) -> dict[str, Tensor]:
+        """One pass over committed tokens without KV; logits [1, V] by rid where it reached the last one."""
+        room = CATCH_UP_TOKENS
+        rows, ends = [], []
+        for rid in ready:
+            state = self._states[rid]
+            start = state.table.computed
+            chunk = state.tokens[start : start + room]
+            if not chunk:
+                continue
+            room -= len(chunk)
+            end = start + len(chunk) == len(state.tokens)
+            ends += [rid] if end else []
+            rows.append(Row(pending=chunk, start=start, blocks=state.table.blocks, logits=end))
+            state.table.computed += len(chunk)
+        if not rows:
+            return {}
+        logits = self.runner.forward(rows)  # [ends, V]
+        return {rid: logits[i : i + 1] for i, rid in enumerate(ends)}
 
     def _deepen(self, growing: Sequence[_Growth]) -> None:
         """Feed the newest level of every tree in one pass and add the next level."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
+
+MOST_MATCHES = 8  # looked at for each continuation: a monotonous text has thousands, all alike
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class NgramDrafter:
 
     def _branches(self, history: _History, depth: int, width: int) -> list[tuple[int, ...]]:
         found: dict[tuple[int, ...], None] = {}
-        for position in self._matches(history):
+        for position in islice(self._matches(history), MOST_MATCHES * width):
             found[_copy(history.tokens, position, depth)] = None
             if len(found) == width:
                 break

@@ -147,6 +147,7 @@ class StepReport:
     kv_total_blocks: int
     preempted: int
     kv_shrunk: int  # drafts cut to a smaller tree, a chain or nothing for want of KV blocks
+    drafter_failures: int  # calls of drafters that raised; each costs at most a draft
     draft_s: float
     verify_s: float
     schedule_s: float

@@ -10,10 +10,10 @@ from support.decoding import run
 
 from gammaray.config import Config, parse
 from gammaray.engine.build import build_engine
-from gammaray.engine.local import compare
+from gammaray.engine.local import Run, compare
 from gammaray.engine.validate import validate
 from gammaray.errors import ConfigError, VocabularyMismatch
-from gammaray.types import GenerateRequest, SamplingParams, SpeculationPlan
+from gammaray.types import GenerateRequest, SamplingParams, SpeculationPlan, SpeculationStats
 
 PROMPT = tuple(b"one two three one two three one")
 
@@ -100,3 +100,8 @@ def test_a_valid_chain_passes_every_check(folder: Path) -> None:
 def test_a_broken_link_is_named(folder: Path, drafter: str, target: dict[str, object], failed: str) -> None:
     checks = list(validate(config(folder, drafter, **target)))
     assert [check.name for check in checks if not check.ok] == [failed]
+
+
+def test_a_rate_counts_the_tokens_after_the_first() -> None:
+    assert Run((1, 2, 3), "", ttft_s=9.0, decode_s=0.5, stats=SpeculationStats()).tok_s == 4.0
+    assert Run((1,), "", ttft_s=9.0, decode_s=0.0, stats=SpeculationStats()).tok_s is None

@@ -198,11 +198,12 @@ def test_the_kill_switch_leaves_plain_decoding(script: list[int]) -> None:
 
 
 def test_drafts_leave_30_percent_of_the_budget_to_plain_decoding(script: list[int]) -> None:
-    driver = Driver(engine(Foresight(script), max_batch=8, token_budget=20))
+    driver = Driver(engine(Foresight(script), max_batch=8, token_budget=50))
     driver.submit(request(str(i), plan=CHAIN) for i in range(8))
     driver.finish()
-    assert max(report.verified_nodes for report in driver.reports) <= 14
-    assert max(report.verified_nodes for report in driver.reports) > 0
+    assert (
+        max(report.verified_nodes for report in driver.reports) == 32
+    )  # 48 wanted, 35 allowed, equal depths
 
 
 def test_a_report_counts_by_tenant_class_and_drafter(script: list[int]) -> None:
@@ -245,6 +246,15 @@ BAD = {
     "negative id": ({"prompt": (-1,)}, "prompt"),
     "too long": ({"prompt": (1,) * 90}, "max_tokens"),
     "unknown drafter": ({"plan": SpeculationPlan("nobody", 2)}, "speculation.drafter"),
+    "no sequence": ({"n": 0}, "n"),
+    "no tokens": ({"sampling": replace(GREEDY, max_tokens=0)}, "max_tokens"),
+    "negative temperature": ({"sampling": replace(GREEDY, temperature=-1.0)}, "temperature"),
+    "no temperature": ({"sampling": replace(GREEDY, temperature=float("nan"))}, "temperature"),
+    "top_p of nothing": ({"sampling": replace(GREEDY, top_p=0.0)}, "top_p"),
+    "min_p over 1": ({"sampling": replace(GREEDY, min_p=1.5)}, "min_p"),
+    "resumed with another n": ({"generated": ((1,), (2,))}, "generated"),
+    "resumed outside the vocabulary": ({"generated": ((8,),)}, "generated"),
+    "resumed beyond max_tokens": ({"generated": ((1,) * 13,)}, "generated"),
     "too many nodes": ({"plan": SpeculationPlan("ngram", 16, 8)}, "speculation.gamma"),
 }
 
@@ -271,3 +281,104 @@ def test_a_failed_step_ends_every_request_and_leaves_a_working_engine() -> None:
     assert served.cache.pool.used == 0
     (outcome,) = run(served, [request("c")]).values()
     assert outcome.finish == "length"
+
+
+def test_an_id_that_runs_is_refused_and_free_again_afterwards() -> None:
+    served = engine()
+    served.submit(request())
+    with pytest.raises(InvalidRequest, match="in use"):
+        served.submit(request())
+    run(served, [request("other")])
+    assert run(served, [request()])
+
+
+def test_siblings_of_a_leader_that_never_ran_still_run() -> None:
+    driver = Driver(engine(max_batch=1, token_budget=8))
+    driver.submit([request(prompt=[1, 2, 3] * 10, n=3)])
+    driver.step()
+    leader = driver.engine.scheduler.running[0]
+    driver.engine._finish(leader, "abort")
+    driver.finish()
+    assert [driver.outcomes["r", i].finish for i in range(3)] == ["abort", "length", "length"]
+
+
+def test_a_preempted_sequence_gives_its_drafter_state_back() -> None:
+    class Counting(NgramDrafter):
+        states = 0
+
+        def release(self, rid: str) -> None:
+            if driver.engine.scheduler.waiting and self.length(rid) is not None:
+                Counting.states += 1
+            super().release(rid)
+
+    served = Engine(
+        TapeRunner(8, blocks=16, max_model_len=40),
+        Letters(),
+        drafters={"ngram": Counting(2, 1)},
+        options=EngineOptions(oracle=True, prefix_cache=False),
+    )
+    driver = Driver(served)
+    sampling = replace(GREEDY, max_tokens=30)
+    plan = SpeculationPlan("ngram", 3)
+    driver.submit(request(str(i), prompt=[1, 2, i], plan=plan, sampling=sampling) for i in range(4))
+    driver.finish()
+    assert sum(report.preempted for report in driver.reports) > 0
+    assert Counting.states > 0
+
+
+def test_cached_tokens_are_those_of_the_first_admission() -> None:
+    driver = Driver(engine())
+    driver.submit([request(prompt=[1, 2, 3] * 4)])
+    for _ in range(3):
+        driver.step()
+    (sequence,) = driver.engine.scheduler.running
+    driver.engine.scheduler._preempt(sequence)
+    driver.finish()
+    assert sequence.preemptions == 1
+    assert sequence.cached_tokens == 0
+
+
+def test_an_aborted_stream_ends_before_what_may_begin_a_stop_string(script: list[int]) -> None:
+    """Else a re-run from what was delivered would begin inside the stop string."""
+    text = Letters().decode(script[3:8])
+    served = engine()
+    served.submit(request(sampling=replace(GREEDY, stop=(text[2:4] + "?",))))
+    chunks = []
+    while "".join(chunk.text for chunk in chunks) != text[:2]:
+        chunks += served.step().chunks
+    served.step()
+    served.abort("r")
+    chunks += served.step().chunks
+    assert "".join(chunk.text for chunk in chunks) == text[:2]
+
+
+def test_a_decoder_that_fails_ends_its_requests_and_not_the_engine() -> None:
+    served = engine()
+    driver = Driver(served)
+    driver.submit([request("a")])
+    driver.step()
+    decode = served._decoder.decode
+
+    def fail(ids: Sequence[int]) -> str:
+        raise ValueError("no")
+
+    served.scheduler.running[0].output._decoder = type("Failing", (), {"decode": staticmethod(fail)})()
+    with pytest.raises(ValueError, match="no"):
+        driver.step()
+    (chunk,) = served.fail_all("failed")
+    assert chunk.finish == "error"
+    assert decode([0]) == "a"
+    assert run(served, [request("b")])
+
+
+@pytest.mark.parametrize("ended", ["eos", "stop", "length"])
+def test_a_resumed_sequence_that_had_ended_ends_at_once(ended: str, script: list[int]) -> None:
+    have = tuple(script[3:7])
+    sampling = replace(GREEDY, max_tokens=4 if ended == "length" else 12)
+    if ended == "stop":
+        sampling = replace(sampling, stop=(Letters().decode(have[-1:]),))
+    served = engine(eos=[have[-1]] if ended == "eos" else [])
+    served.submit(request(sampling=sampling, generated=(have,)))
+    (chunk,) = served.step().chunks
+    assert chunk.finish == ("length" if ended == "length" else "stop")
+    assert (chunk.ids, chunk.text) == ((), "")

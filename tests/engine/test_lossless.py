@@ -110,7 +110,7 @@ def test_a_batch_of_everything_equals_plain_decoding(
             assert same(outcomes[key], expected), (request, outcomes[key], expected)
     assert served.cache.pool.used == 0
     for name in ("good", "poor", "sampled", "short"):
-        assert served.drafters[name].cache.pool.used == 0
+        assert served.drafters[name].inner.cache.pool.used == 0
 
 
 @settings(max_examples=60)
@@ -187,7 +187,7 @@ def test_a_drafter_that_fails_costs_only_speed() -> None:
             raise RuntimeError("no draft today")
 
     served = engine()
-    served.drafters["ngram"] = Broken()
+    served.drafters["ngram"].inner = Broken()
     request = speculative("ngram", temperature=0.0)
     (outcome,) = run(served, [request]).values()
     assert same(outcome, plainly(request)["r", 0])

@@ -73,3 +73,22 @@ def test_release_forgets() -> None:
 
 def test_merging_keeps_levels_together() -> None:
     assert merge([(1, 2), (3, 4)]) == DraftTree((1, 3, 2, 4), (-1, -1, 0, 1))
+
+
+def test_a_monotonous_text_does_not_make_drafting_slow() -> None:
+    drafter = NgramDrafter(2, 1)
+    drafter.catch_up("r", [1] * 5000)
+    looked_at = 0
+    matches = drafter._matches
+
+    def counted(history: object):  # type: ignore[no-untyped-def]
+        nonlocal looked_at
+        for position in matches(history):  # type: ignore[arg-type]
+            looked_at += 1
+            yield position
+
+    drafter._matches = counted  # type: ignore[method-assign]
+    tree = ask(drafter, 5000, depth=4, width=4)
+    assert tree is not None
+    assert tree.tokens == (1, 1, 1, 1)
+    assert looked_at <= 40

@@ -53,7 +53,7 @@ def test_positions(driver: Driver) -> None:
 
 
 def test_drafter_kv(driver: Driver) -> None:
-    drafter = driver.engine.drafters["model"]
+    drafter = driver.engine.drafters["model"].inner
     slot = drafter.committed("r/0")[1][1]
     drafter.runner.tape[slot] = (7, 1)
     with pytest.raises(StateMismatch, match="drafter KV"):
@@ -61,9 +61,9 @@ def test_drafter_kv(driver: Driver) -> None:
 
 
 def test_drafter_that_is_ahead(driver: Driver) -> None:
-    drafter = driver.engine.drafters["model"]
+    drafter = driver.engine.drafters["model"].inner
     original = drafter.commit
-    drafter.commit = lambda rid, tokens: original(rid, [*tokens, 1])  # type: ignore[method-assign]
+    drafter.commit = lambda rid, tokens, features=None: original(rid, [*tokens, 1])  # type: ignore[method-assign]
     with pytest.raises(StateMismatch, match="drafter length"):
         driver.step()
 
@@ -74,3 +74,36 @@ def test_logits(driver: Driver) -> None:
     runner.forward = lambda rows: original(rows) * 1.5  # type: ignore[method-assign]
     with pytest.raises(StateMismatch, match="logits of r/0 is wrong"):
         driver.step()
+
+
+def test_a_block_that_is_counted_too_low(driver: Driver) -> None:
+    pool, (sequence,) = driver.engine.cache.pool, driver.engine.scheduler.running
+    pool._references[sequence.table.blocks[0]] -= 1
+    with pytest.raises(StateMismatch, match="KV block references"):
+        driver.step()
+
+
+def test_a_block_that_is_free_and_in_use(driver: Driver) -> None:
+    pool, (sequence,) = driver.engine.cache.pool, driver.engine.scheduler.running
+    pool._free.insert(0, sequence.table.blocks[0])
+    with pytest.raises(StateMismatch, match="free KV blocks"):
+        driver.step()
+
+
+def test_a_block_that_leaks(driver: Driver) -> None:
+    driver.engine.cache.pool._free.pop(0)
+    with pytest.raises(StateMismatch, match="free KV blocks"):
+        driver.step()
+
+
+def test_sequences_are_checked_in_turn() -> None:
+    engine = Engine(TapeRunner(), Letters(), options=EngineOptions(oracle=True))
+    running = Driver(engine)
+    sampling = SamplingParams(temperature=0.0, max_tokens=30)
+    running.submit(GenerateRequest(str(i), (1, 2, i, 4, 5), sampling) for i in range(3))
+    running.step()
+    last = engine.scheduler.running[-1]
+    engine.runner.tape[engine.cache.slots(last.table, [1])[0]] = (0, 1)
+    with pytest.raises(StateMismatch, match="2/0"):
+        for _ in range(3):
+            running.step()

@@ -63,17 +63,22 @@ def test_a_bad_request_is_raised_before_the_first_chunk(service: AsyncEngine) ->
         asyncio.run(collect(service.generate(bad)))
 
 
-def test_an_id_in_use_is_refused(service: AsyncEngine) -> None:
-    async def twice() -> None:
-        first = service.generate(request(max_tokens=1900))
-        await anext(first)
-        try:
-            with pytest.raises(InvalidRequest, match="in use"):
-                await anext(service.generate(request()))
-        finally:
-            await first.aclose()
+def test_an_id_may_be_used_again_at_once(service: AsyncEngine) -> None:
+    """The abort of the first must not reach the second."""
 
-    asyncio.run(twice())
+    async def again() -> list[list[object]]:
+        found = []
+        for _ in range(10):
+            first = service.generate(request(max_tokens=1900))
+            await anext(first)
+            await first.aclose()
+            found.append(await collect(service.generate(request(max_tokens=3))))
+        return found
+
+    for chunks in asyncio.run(again()):
+        assert sum(len(chunk.ids) for chunk in chunks) == 3
+        assert chunks[-1].finish == "length"
+        assert {chunk.request_id for chunk in chunks} == {"r"}
 
 
 def test_a_step_that_raises_fails_its_requests_and_the_next_one_works(service: AsyncEngine) -> None:
@@ -89,6 +94,58 @@ def test_a_step_that_raises_fails_its_requests_and_the_next_one_works(service: A
         asyncio.run(collect(service.generate(request())))
     assert asyncio.run(collect(service.generate(request())))
     service.check_health()
+
+
+def test_a_commit_that_raises_leaves_nobody_waiting(service: AsyncEngine) -> None:
+    """The first sequence of the step had finished already: its last chunk must still arrive."""
+    engine = service._engine
+    advance, calls = engine._advance_draft, []
+
+    def fail(sequence: object, kept: int) -> None:
+        calls.append(sequence)
+        raise RuntimeError("no")
+
+    engine._advance_draft = fail  # type: ignore[method-assign]
+
+    async def both() -> list[object]:
+        streams = [service.generate(request(rid, max_tokens=n)) for rid, n in (("short", 1), ("long", 9))]
+        return await asyncio.wait_for(
+            asyncio.gather(*map(collect, streams), return_exceptions=True), timeout=20
+        )
+
+    asyncio.run(both())
+    engine._advance_draft = advance  # type: ignore[method-assign]
+    assert calls
+    assert asyncio.run(collect(service.generate(request())))
+
+
+def test_a_listener_that_raises_stops_nothing(service: AsyncEngine) -> None:
+    def fail(report: StepReport) -> None:
+        raise RuntimeError("no")
+
+    service._listener = fail
+    assert asyncio.run(collect(service.generate(request())))
+
+
+def test_a_reader_whose_loop_is_gone_stops_nobody_else(service: AsyncEngine) -> None:
+    loop = asyncio.new_event_loop()
+    lost = service.generate(request("lost", max_tokens=1900))
+    loop.run_until_complete(anext(lost))
+    loop.close()
+    assert asyncio.run(collect(service.generate(request())))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_the_thread_dies_every_reader_is_told(service: AsyncEngine) -> None:
+    def die(message: str) -> None:
+        raise RuntimeError("dead")
+
+    service._engine.fail_all = die  # type: ignore[method-assign]
+    service._engine.runner.forward = die  # type: ignore[method-assign]
+    with pytest.raises(EngineFailure, match="the engine has failed"):
+        asyncio.run(collect(service.generate(request())))
+    with pytest.raises(EngineFailure, match="stopped"):
+        asyncio.run(collect(service.generate(request())))
 
 
 def test_shutting_down_ends_open_streams_and_health(service: AsyncEngine) -> None:

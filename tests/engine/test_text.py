@@ -97,7 +97,53 @@ def test_a_character_that_never_became_whole_has_no_text() -> None:
 
 def test_bytes_that_are_no_text_do_not_hold_the_stream_up() -> None:
     chunks = run(OutputText(Bytes()), [0xFF] * 8, [4])
-    assert chunks[0][0] == [0xFF] * 4
+    assert chunks[0][0] == [0xFF]
+    assert len(chunks[1][0]) == 4
+
+
+class Pieces:
+    """Tokens are byte strings, which may begin or end inside a character."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.pieces[i] for i in ids).decode("utf-8", errors="replace")
+
+
+@given(text=st.text(alphabet="aé漢😀", max_size=10), cuts=st.lists(st.integers(1, 3), max_size=30))
+def test_tokens_that_end_inside_characters_lose_nothing(text: str, cuts: list[int]) -> None:
+    raw, pieces = text.encode(), []
+    for size in [*cuts, *[1] * 40]:
+        if raw:
+            pieces.append(raw[:size])
+            raw = raw[size:]
+    chunks = run(OutputText(Pieces(*pieces)), range(len(pieces)), [1] * len(pieces))
+    assert "".join(chunk for _, chunk in chunks) == text
+
+
+def test_text_before_an_incomplete_last_character_is_delivered() -> None:
+    chunks = run(OutputText(Pieces(b"ab ", b"x\xe6")), [0, 1], [1])
+    assert "".join(chunk for _, chunk in chunks) == "ab x"
+
+
+def test_an_emoji_after_bytes_that_are_no_text_is_whole() -> None:
+    chunks = run(OutputText(Bytes()), [0xFF, 0xFF, *"😀".encode()], [1] * 6)
+    assert "".join(chunk for _, chunk in chunks).endswith("😀")
+
+
+class Spaced:
+    """Like SentencePiece: a leading space of the whole is dropped, and so are special tokens."""
+
+    words = ("▁Hello", "<s>", "▁world")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.words[i] for i in ids if i != 1).replace("▁", " ").removeprefix(" ")
+
+
+def test_a_special_token_in_between_costs_no_space() -> None:
+    chunks = run(OutputText(Spaced()), [0, 1, 1, 2], [1, 1, 1])
+    assert "".join(chunk for _, chunk in chunks) == "Hello world"
 
 
 def test_an_end_token_is_delivered_without_text() -> None:
@@ -109,6 +155,14 @@ def test_an_end_token_is_delivered_without_text() -> None:
 
 def test_a_resumed_sequence_delivers_only_what_is_new() -> None:
     output = OutputText(Words("a", "b"))
-    output.resume([0, 0])
+    output.push(0)
+    output.push(0)
+    assert output.skip() == 2
     output.push(1)
     assert output.take(final=False) == ([1], "b")
+
+
+def test_the_first_word_keeps_its_space_behind_a_prompt() -> None:
+    output = OutputText(Spaced(), prompt=[0])
+    output.push(2)
+    assert output.take(final=True) == ([2], " world")
