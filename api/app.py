@@ -41,7 +41,8 @@ def _add_probes(app: FastAPI, client: EngineClient) -> None:
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
         """The model answers; 503 until it does."""
-        return {"status": "ready", "model": (await _answering(client)).name}
+        info = await _answering(client)
+        return {"status": "ready", "model": info.name, "dtype": info.dtype, "device": info.device}
 
 
 def _check_model(name: str, config: Config) -> None:
@@ -96,7 +97,9 @@ def _add_generation(
         """Continues one or more prompts."""
         _check_model(body.model, config)
         info = await model.info()
-        prompts = [prompt.completion_ids(text, tokenizer, info) for text in body.prompt]
+        prompts = [
+            await asyncio.to_thread(prompt.completion_ids, text, tokenizer, info) for text in body.prompt
+        ]
         made = job.build("cmpl", body, prompts, planner, info, COMPLETION_MAX_TOKENS)
         return await respond(request, client, made, body, COMPLETION)
 
@@ -105,6 +108,7 @@ def _add_generation(
         """Answers a conversation, until the model stops or its context ends."""
         _check_model(body.model, config)
         info = await model.info()
-        prompts = [prompt.chat_ids(body.messages, tokenizer, info)]
+        # In a thread: a long prompt takes seconds, in which other streams must go on.
+        prompts = [await asyncio.to_thread(prompt.chat_ids, body.messages, tokenizer, info)]
         made = job.build("chatcmpl", body, prompts, planner, info, None)
         return await respond(request, client, made, body, CHAT)

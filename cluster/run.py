@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from gammaray.cluster import local
-from gammaray.config import Config, Server
+from gammaray.config import NO_KEYS, Config, Server
 from gammaray.errors import ConfigError, GammarayError
 
 APP = "gammaray"
@@ -33,10 +33,13 @@ def run(config: Config, address: str | None = None, **factories: Any) -> None:
     """
     began = time.monotonic()
     print(f"starting {config.target.model} ...", file=sys.stderr, flush=True)
+    for tenant in config.unreachable_tenants():
+        print(f"warning: tenant {tenant!r}: {NO_KEYS}", file=sys.stderr, flush=True)
     try:
         with running(config, address, **factories) as url:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            print(ready_text(url, config.target.model, time.monotonic() - began), flush=True)
+            seconds = time.monotonic() - began
+            print(ready_text(url, config.target.model, served_dtype(url), seconds), flush=True)
             threading.Event().wait()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -150,10 +153,15 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def ready_text(url: str, model: str, seconds: float) -> str:
+def served_dtype(url: str) -> str:
+    """What `auto` became."""
+    return str(httpx.get(f"{url}/readyz", timeout=10, trust_env=False).json()["dtype"])
+
+
+def ready_text(url: str, model: str, dtype: str, seconds: float) -> str:
     """One line with the address, and a command to try."""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
-        f"ready: {model} at {url} (started in {seconds:.1f} s; Ctrl-C stops it)\n"
+        f"ready: {model} ({dtype}) at {url} (started in {seconds:.1f} s; Ctrl-C stops it)\n"
         f"try:   curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
     )

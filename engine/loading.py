@@ -71,11 +71,13 @@ def resolve(model: str) -> str:
     """A folder or Hugging Face id for an alias, folder, .gguf file or id."""
     if model in gguf.PACKAGED:
         return str(gguf.converted(gguf.packaged_gguf(model)))
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
+        raise ConfigError(f"no such file or folder: {model}")
     if model.endswith(".gguf"):
         if not Path(model).is_file():
-            raise ConfigError(f"no such file: {model}")
+            raise ConfigError(f"no such file or folder: {model}")
         return str(gguf.converted(Path(model)))
-    return model
+    return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -47,10 +47,15 @@ class KVPool:
         layers: dict[int, tuple[Tensor, Tensor]] = {}
         for shape in dict.fromkeys(shapes):
             members = [layer for layer, other in enumerate(shapes) if other == shape]
-            k, v = (
-                torch.empty(len(members), num_blocks, block_size, shape.kv_heads, dim, dtype=dtype)
-                for dim in (shape.k_dim, shape.v_dim)
-            )
+            try:
+                k, v = (
+                    torch.empty(len(members), num_blocks, block_size, shape.kv_heads, dim, dtype=dtype)
+                    for dim in (shape.k_dim, shape.v_dim)
+                )
+            except RuntimeError:
+                raise ConfigError(
+                    f"no memory for a KV pool of {num_blocks} blocks of {block_size} tokens: lower num_blocks"
+                ) from None
             self._stacks += [k, v]
             layers.update({layer: (k[i], v[i]) for i, layer in enumerate(members)})
         self.layers = [layers[layer] for layer in range(len(shapes))]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from gammaray.config import Config
+from gammaray.config import NO_KEYS, Config
 from gammaray.config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
 from gammaray.engine.build import TokenizerDecoder, build_drafter, eos_ids
@@ -65,7 +65,7 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
     except GammarayError as error:
         yield Check("target", False, error.message)
         return
-    yield Check("target", True, f"{target.model}: {runner.num_layers} layers, {runner.vocab_size} tokens")
+    yield Check("target", True, _target(target.model, runner))
     yield Check("paged attention", True, "equals the dense model on a packed prefill and a draft tree")
     yield validate_kv_layout(runner)
     drafters: dict[str, Drafter] = {}
@@ -79,6 +79,8 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
             continue
         yield Check(f"drafter {name}", True, _describe(drafters[name], runner))
     yield _scheduler(config)
+    if unreachable := config.unreachable_tenants():
+        yield Check("tenants", False, f"{', '.join(unreachable)}: {NO_KEYS}")
     if determinism:
         decoder = TokenizerDecoder(tokenizer)
         options = EngineOptions(prefix_cache=False, oracle=True)
@@ -89,12 +91,13 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
 
 
 def validate_kv_layout(runner: ModelRunner) -> Check:
-    """Whether the pool holds one sequence of full length."""
-    slots = runner.num_blocks * runner.block_size
-    detail = (
-        f"{runner.num_blocks} blocks of {runner.block_size} tokens for sequences of {runner.max_model_len}"
-    )
-    return Check("KV layout", slots >= runner.max_model_len, detail)
+    """Whether the pool holds one sequence of full length; a server with less serves shorter ones only."""
+    size, length = runner.block_size, runner.max_model_len
+    detail = f"{runner.num_blocks} blocks of {size} tokens for sequences of up to {length}"
+    if runner.num_blocks * size >= length:
+        return Check("KV layout", True, detail)
+    hint = f"raise kv.num_blocks to {-(-length // size)} or set max_model_len to {runner.num_blocks * size}"
+    return Check("KV layout", False, f"{detail}: {hint}")
 
 
 def on_off(engine: Engine, drafter: str, prompts: list[tuple[int, ...]]) -> Check:
@@ -116,6 +119,11 @@ def on_off(engine: Engine, drafter: str, prompts: list[tuple[int, ...]]) -> Chec
                     return Check(f"on/off {drafter}", False, f"tokens differ at {where}")
     detail = f"equal tokens in float32, greedy and seeded, chain and tree; {accepted} draft tokens accepted"
     return Check(f"on/off {drafter}", True, detail)
+
+
+def _target(model: str, runner: ModelRunner) -> str:
+    precision = str(runner.dtype).removeprefix("torch.")
+    return f"{model}: {runner.num_layers} layers, {runner.vocab_size} tokens, {precision}"
 
 
 def _describe(drafter: Drafter, target: ModelRunner) -> str:

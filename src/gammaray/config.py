@@ -22,6 +22,7 @@ from gammaray.yamlfile import read
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 MAX_NODES = 64  # of one draft tree: gamma * tree_width
 METHODS = ("ngram", "model")
+NO_KEYS = "no request can reach it: API keys, which tell tenants apart, are not supported yet"
 PLANNED_METHODS = ("eagle", "eagle2", "eagle3", "medusa", "layerskip", "mamba", "suffix")
 
 
@@ -157,6 +158,10 @@ class Config(Strict):
                 context = {"name": name, "drafter": repr(tenant.drafter), "hint": hint}
                 raise PydanticCustomError("drafter", text, context)
         return self
+
+    def unreachable_tenants(self) -> list[str]:
+        """Tenants that no request can belong to (see NO_KEYS)."""
+        return [name for name in self.tenants if name != "default"]
 
     def with_server(self, host: str | None, port: int | None) -> Config:
         """This configuration with another address, checked again. Raises ConfigError."""

@@ -58,7 +58,7 @@ def test_refused_then_served_then_terminated(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert refused.startswith("refused: drafter 'small' has a vocabulary of 20 tokens, the target of 10")
-    assert ready.startswith("ready: tiny at http://127.0.0.1:")
+    assert ready.startswith("ready: tiny (float32) at http://127.0.0.1:")
     assert example.startswith("try:   curl http://127.0.0.1:")
     assert out == ""
     assert err.splitlines() == ["starting tiny ...", "starting tiny ...", "stopped"]
@@ -81,6 +81,6 @@ def test_the_reason_of_a_failed_start() -> None:
 
 
 def test_ready_text_is_a_command_that_works_in_a_shell() -> None:
-    text = ready_text("http://127.0.0.1:8000", "tiny", 3.21)
-    assert text.splitlines()[0].startswith("ready: tiny at http://127.0.0.1:8000 (started in 3.2 s")
+    text = ready_text("http://127.0.0.1:8000", "tiny", "float32", 3.21)
+    assert text.splitlines()[0].startswith("ready: tiny (float32) at http://127.0.0.1:8000 (started in 3.2 s")
     assert text.count("'") == 4

@@ -10,6 +10,7 @@ from support.decoding import run
 
 from gammaray.config import Config, parse
 from gammaray.engine.build import build_engine
+from gammaray.engine.loading import load_runner
 from gammaray.engine.local import Run, compare
 from gammaray.engine.validate import validate
 from gammaray.errors import ConfigError, VocabularyMismatch
@@ -105,3 +106,20 @@ def test_a_broken_link_is_named(folder: Path, drafter: str, target: dict[str, ob
 def test_a_rate_counts_the_tokens_after_the_first() -> None:
     assert Run((1, 2, 3), "", ttft_s=9.0, decode_s=0.5, stats=SpeculationStats()).tok_s == 4.0
     assert Run((1,), "", ttft_s=9.0, decode_s=0.0, stats=SpeculationStats()).tok_s is None
+
+
+def test_a_tenant_that_no_request_can_reach_is_a_finding(folder: Path) -> None:
+    settings = config(folder)
+    tenants = {**settings.model_dump()["tenants"], "other": {}}
+    checks = list(validate(parse({**settings.model_dump(), "tenants": tenants}, "test")))
+    assert [(check.name, check.detail[:6]) for check in checks if not check.ok] == [("tenants", "other:")]
+
+
+def test_a_pool_that_does_not_fit_into_memory_is_a_config_error(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no memory for a KV pool of 10000000000000 blocks"):
+        build_engine(config(folder, kv={"num_blocks": 10**13}))
+
+
+def test_a_folder_that_is_not_there_is_called_so() -> None:
+    with pytest.raises(ConfigError, match="no such file or folder: /no/such/model"):
+        load_runner("/no/such/model")

@@ -184,7 +184,7 @@ def test_a_local_folder(tmp_path: Path) -> None:
 def test_what_cannot_be_found_is_a_config_error(load: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot load the .* of 'nobody/no-such-model'"):
         load("nobody/no-such-model")
-    with pytest.raises(ConfigError, match=r"no such file: .*missing\.gguf"):
+    with pytest.raises(ConfigError, match=r"no such file or folder: .*missing\.gguf"):
         load(str(tmp_path / "missing.gguf"))
     with pytest.raises(ConfigError, match="cannot load the"):
         load(str(tmp_path))
