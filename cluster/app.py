@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ray
 from ray import serve
 
 from gammaray.actors.target import EngineFactory, ReplicaSettings, TargetReplica, local_engine
@@ -27,16 +26,10 @@ def build(
     replicas; both deployments start at the same time.
     """
     settings = ReplicaSettings(asked_threads(), loopback)
-    gpus = gpus_for_target(ray.cluster_resources())
-    target = _deployment(TargetReplica, "target", num_cpus=1, num_gpus=gpus)
+    target = _deployment(TargetReplica, "target", num_cpus=1)
     ingress = _deployment(serve.ingress()(Ingress), "ingress", num_cpus=0)
     replica = target.bind(config, engine_factory, settings)
     return ingress.bind(replica, config, tokenizer_factory, loopback)
-
-
-def gpus_for_target(resources: dict[str, float]) -> int:
-    """One GPU where the cluster has any: Ray shows a replica that asks for none every GPU."""
-    return 1 if resources.get("GPU", 0) >= 1 else 0
 
 
 def _deployment(cls: type, name: str, **resources: float) -> serve.Deployment:

@@ -52,7 +52,7 @@ class EngineOptions:
     max_batch: int = 64  # running sequences
     token_budget: int = TOKEN_BUDGET  # tokens the target is fed in a step
     prefix_cache: bool = True
-    draft_deadline_s: float = 0.1  # a draft that is later than this is lost
+    draft_deadline_s: float = 0.1  # given to drafters; those of this process answer in any case
     oracle: bool = False  # recompute one sequence a step densely and compare
 
 
@@ -267,11 +267,11 @@ class Engine:
             sequence.delivered += len(ids)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        # What is held back was computed, but may begin a stop string: an end that came too early keeps it.
+        ids, text = sequence.output.take(final=reason in ("stop", "length"))
         self._release_draft(sequence)
         self.scheduler.remove(sequence)
         self._forget(sequence.request.request_id)
-        # What is held back was computed, but may begin a stop string: an end that came too early keeps it.
-        ids, text = sequence.output.take(final=reason in ("stop", "length"))
         self._outbox.append(
             TokenChunk(
                 request_id=sequence.request.request_id,

@@ -11,7 +11,7 @@ from enum import Enum
 from gammaray.engine.kv import BlockTable
 from gammaray.engine.text import OutputText
 from gammaray.engine.verifier import Verdict
-from gammaray.types import FinishReason, GenerateRequest, SpeculationStats
+from gammaray.types import GenerateRequest, SpeculationStats
 
 NO_STATS = SpeculationStats()
 Key = tuple[str, str, str | None]  # tenant, request class, drafter
@@ -34,7 +34,6 @@ class Sequence:
     table: BlockTable
     leader: Sequence | None = None  # the request's first sequence, whose prompt KV the others share
     state: State = State.WAITING
-    finish: FinishReason | None = None
     cached_tokens: int = 0
     preemptions: int = 0
     overtaken: int = 0  # admissions of others while it was first in its queue and did not fit
@@ -66,7 +65,7 @@ class Sequence:
 
     @property
     def prefilled(self) -> bool:
-        """The prompt's KV is there (or was), so that siblings find it in the prefix cache."""
+        """Siblings need not wait: they find the prompt's KV in the prefix cache, or never will."""
         return self.generated > 0 or self.state is State.FINISHED
 
     @property

@@ -6,11 +6,13 @@ cannot be the beginning of a stop string. Ids and text always leave together.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 MOST_OPEN = 3  # tokens, of a byte at least, that a UTF-8 character can be short of its last
+MOST_SILENT = 64  # ids without text that are decoded again with each new one
 PROMPT_TAIL = 8  # tokens of the prompt that the first ids are decoded behind
 
 
@@ -96,20 +98,25 @@ class OutputText:
 
     def _settle_to(self, count: int) -> None:
         text = self._open_text(count)
-        self._text += text
-        self._ends[count - 1 :] = [len(self._text)] * (len(self._ids) - count + 1)
-        if text:  # a window of special tokens alone would change how the next id decodes
+        # Behind a window of special tokens alone the next id would decode as the first of a text.
+        if text or count - self._window > MOST_SILENT:
             self._window = self._settled
-        self._settled, self._whole, self._stalled = count, 0, 0
+        self._text += text
+        self._group(count)
+        self._whole = self._stalled = 0
 
     def _close(self) -> None:
         """Nothing will complete what the open ids began: keep the whole characters before it."""
         if self._settled < len(self._ids):
             before = len(self._text)
             self._text += self._open_text(len(self._ids)).rstrip(REPLACEMENT)
-            self._ends[-1] = len(self._text)
-            self._settled = len(self._ids)
+            self._group(len(self._ids))
             self._stop_behind(before)
+
+    def _group(self, count: int) -> None:
+        """Ids that became text together end together: they leave, and are cut, as one."""
+        self._ends[self._settled :] = [len(self._text)] * (len(self._ids) - self._settled)
+        self._settled = count
 
     def _open_text(self, count: int) -> str:
         """Text that the ids from the settled ones to `count` add."""
@@ -118,18 +125,22 @@ class OutputText:
         return self._decoder.decode(before + self._ids[self._window : count])[len(settled) :]
 
     def _stop_behind(self, before: int) -> None:
-        """Cut at the first stop string that was completed by text behind `before`."""
+        """Cut at the first stop string that was completed by text behind `before`.
+
+        What stays depends on the text alone, not on how many tokens a round gave: ids that end by the cut,
+        and those whose text it divides.
+        """
         found = (self._text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stop)
         cut = min((at for at in found if at >= 0), default=None)
         if cut is None:
             return
         self.stopped = True
         self._text = self._text[:cut]
-        while len(self._ids) > self._taken and self._end_of(len(self._ids) - 1) >= cut:
-            self._ids.pop()
-            self._ends.pop()
-        if self._ends:
-            self._ends[-1] = len(self._text)
+        keep = bisect_right(self._ends, cut)
+        if self._end_of(keep) < cut:
+            keep = bisect_right(self._ends, self._ends[keep])
+        del self._ids[keep:], self._ends[keep:]
+        self._ends = [min(end, cut) for end in self._ends]
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""

@@ -1,6 +1,6 @@
 """The drafter protocol: what the engine asks of everything that proposes tokens.
 
-The same five calls serve an n-gram table in this process, a model on the target's GPU and a
+The same calls serve an n-gram table in this process, a model on the target's GPU and a
 worker across a link: `begin` may return before the draft exists, `collect` waits for it until a
 deadline, and a request that is missing from the answer decodes plainly for that round.
 """

@@ -143,6 +143,7 @@ class ModelDrafter:
         if view.length + view.depth > self.runner.max_model_len:
             return False
         # A draft that was never committed: its root must be fed again, for its logits.
+        state.draft, state.fed = None, 0
         state.table.computed = min(state.table.computed, view.length - 1)
         return self._grow(state, view.length + view.depth * view.width, ticket)
 
@@ -159,7 +160,7 @@ class ModelDrafter:
     def _feed_pending(self, ready: Mapping[str, DraftView]) -> dict[str, Tensor]:
         """One pass over committed tokens without KV; logits [1, V] by rid where it reached the last one."""
         room = CATCH_UP_TOKENS
-        rows, ends = [], []
+        rows, fed, ends = [], [], []
         for rid in ready:
             state = self._states[rid]
             start = state.table.computed
@@ -170,10 +171,12 @@ class ModelDrafter:
             end = start + len(chunk) == len(state.tokens)
             ends += [rid] if end else []
             rows.append(Row(pending=chunk, start=start, blocks=state.table.blocks, logits=end))
-            state.table.computed += len(chunk)
+            fed.append((state, len(chunk)))
         if not rows:
             return {}
         logits = self.runner.forward(rows)  # [ends, V]
+        for state, count in fed:  # only now: a pass that fails has computed nothing
+            state.table.computed += count
         return {rid: logits[i : i + 1] for i, rid in enumerate(ends)}
 
     def _deepen(self, growing: Sequence[_Growth]) -> None:

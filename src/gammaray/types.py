@@ -100,7 +100,7 @@ class TokenChunk:
     """What one round gave one sequence. Chunks of a sequence join without gap or overlap.
 
     `text` is the text of exactly `ids`: both wait together while a stop string or a UTF-8
-    character is incomplete. `usage` and `stats` come with the chunk that carries `finish`.
+    character is incomplete. `stats` comes with the chunk that carries `finish`.
     """
 
     request_id: str

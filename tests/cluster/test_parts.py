@@ -14,7 +14,6 @@ from ray.serve.exceptions import BackPressureError
 from gammaray.actors.client import as_ours
 from gammaray.actors.target import ReplicaSettings, TargetReplica
 from gammaray.cluster import local
-from gammaray.cluster.app import gpus_for_target
 from gammaray.config import load
 from gammaray.engine.threads import quota, usable_cores
 from gammaray.errors import EngineFailure, GammarayError, InvalidRequest, Overloaded
@@ -139,8 +138,3 @@ def test_what_the_user_set_stays(name: str) -> None:
 
 def test_a_foreign_cluster_keeps_its_own_network() -> None:
     assert set(local.environment({}, local=False)) == {"RAY_USAGE_STATS_ENABLED", "RAY_SERVE_LOG_TO_STDERR"}
-
-
-def test_a_gpu_is_asked_for_where_there_is_one() -> None:
-    assert gpus_for_target({"CPU": 4.0}) == 0
-    assert gpus_for_target({"CPU": 4.0, "GPU": 2.0}) == 1

@@ -382,3 +382,21 @@ def test_a_resumed_sequence_that_had_ended_ends_at_once(ended: str, script: list
     (chunk,) = served.step().chunks
     assert chunk.finish == ("length" if ended == "length" else "stop")
     assert (chunk.ids, chunk.text) == ((), "")
+
+
+def test_a_decoder_that_fails_at_the_very_end_still_ends_the_request() -> None:
+    served = engine()
+    driver = Driver(served)
+    driver.submit([request(sampling=replace(GREEDY, max_tokens=2))])
+    driver.step()
+    output = served.scheduler.running[0].output
+    take = output.take
+
+    def fail(final: bool) -> tuple[list[int], str]:
+        output.take = take  # type: ignore[method-assign]
+        raise ValueError("no")
+
+    output.take = fail  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="no"):
+        driver.step()
+    assert [chunk.finish for chunk in served.fail_all("failed")] == ["error"]

@@ -12,27 +12,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decoding import Driver, Outcome, run
-from support.tape import Letters, TapeRunner
+from support.tape import Letters, Pieces, TapeRunner
 
 from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter
 from gammaray.engine.engine import Engine, EngineOptions
+from gammaray.engine.text import TextDecoder
 from gammaray.types import PLAIN, GenerateRequest, PolicySnapshot, SamplingParams, SpeculationPlan
 
 VOCAB = 6
 EOS = 5
 LENGTH = 48
+LETTERS = Letters()
+SPLIT = Pieces(b"a", b"b", "漢".encode()[:1], "漢".encode()[1:], b"", b"d")  # characters over two tokens
 
 
 def engine(
-    blocks: int = 64, block_size: int = 4, max_batch: int = 8, budget: int = 64, prefix_cache: bool = True
+    blocks: int = 64,
+    block_size: int = 4,
+    max_batch: int = 8,
+    budget: int = 64,
+    prefix_cache: bool = True,
+    decoder: TextDecoder = LETTERS,
 ) -> Engine:
     def drafter_model(noise: float, length: int = LENGTH) -> TapeRunner:
         return TapeRunner(VOCAB, 96, 4, length, noise=noise)
 
     return Engine(
         TapeRunner(VOCAB, blocks, block_size, LENGTH),
-        Letters(),
+        decoder,
         eos=[EOS],
         drafters={
             "ngram": NgramDrafter(3, 1),
@@ -55,7 +63,7 @@ sampling = st.builds(
     min_p=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 2**64 - 1),
     max_tokens=st.integers(1, 24),
-    stop=st.sampled_from([(), ("ab",), ("ca", "dda"), ("b",)]),
+    stop=st.sampled_from([(), ("ab",), ("ca", "dda"), ("b",), ("漢a",)]),
     ignore_eos=st.booleans(),
 )
 plans = st.builds(
@@ -89,8 +97,8 @@ sizes = st.fixed_dictionaries(
 )
 
 
-def plainly(request: GenerateRequest) -> dict[tuple[str, int], Outcome]:
-    return run(engine(), [replace(request, plan=PLAIN)])
+def plainly(request: GenerateRequest, decoder: TextDecoder = LETTERS) -> dict[tuple[str, int], Outcome]:
+    return run(engine(decoder=decoder), [replace(request, plan=PLAIN)])
 
 
 def same(found: Outcome, expected: Outcome) -> bool:
@@ -98,15 +106,15 @@ def same(found: Outcome, expected: Outcome) -> bool:
 
 
 @settings(max_examples=150)
-@given(batch=requests, size=sizes)
+@given(batch=requests, size=sizes, decoder=st.sampled_from([LETTERS, SPLIT]))
 def test_a_batch_of_everything_equals_plain_decoding(
-    batch: list[GenerateRequest], size: dict[str, int]
+    batch: list[GenerateRequest], size: dict[str, int], decoder: TextDecoder
 ) -> None:
     """Drafters, trees, chains, plain, n = 2, tenants, block sizes, chunked prefill and preemption, mixed."""
-    served = engine(**size)
+    served = engine(**size, decoder=decoder)
     outcomes = run(served, batch)
     for request in batch:
-        for key, expected in plainly(request).items():
+        for key, expected in plainly(request, decoder).items():
             assert same(outcomes[key], expected), (request, outcomes[key], expected)
     assert served.cache.pool.used == 0
     for name in ("good", "poor", "sampled", "short"):

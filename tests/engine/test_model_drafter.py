@@ -84,3 +84,21 @@ def test_a_stale_state_drafts_nothing() -> None:
     drafter = ModelDrafter(TapeRunner())
     drafter.catch_up("r", [1, 2, 3])
     assert ask(drafter, view("r", 4)) == {}
+
+
+def test_a_pass_that_fails_has_computed_nothing() -> None:
+    """Else wrong KV would be taken as right, and shared through the prefix cache."""
+    runner = TapeRunner()
+    drafter = ModelDrafter(runner)
+    drafter.catch_up("r", [1, 2, 3, 4, 5, 6])
+    forward = runner.forward
+
+    def fail(rows: Sequence[Row]):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no")
+
+    runner.forward = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no"):
+        ask(drafter, view("r", 6))
+    runner.forward = forward  # type: ignore[method-assign]
+    drafter.commit("r", [7])
+    assert drafter.committed("r") == ([], [])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tape import Pieces
 
 from gammaray.engine.text import OutputText
 
@@ -101,16 +102,6 @@ def test_bytes_that_are_no_text_do_not_hold_the_stream_up() -> None:
     assert len(chunks[1][0]) == 4
 
 
-class Pieces:
-    """Tokens are byte strings, which may begin or end inside a character."""
-
-    def __init__(self, *pieces: bytes) -> None:
-        self.pieces = pieces
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self.pieces[i] for i in ids).decode("utf-8", errors="replace")
-
-
 @given(text=st.text(alphabet="aé漢😀", max_size=10), cuts=st.lists(st.integers(1, 3), max_size=30))
 def test_tokens_that_end_inside_characters_lose_nothing(text: str, cuts: list[int]) -> None:
     raw, pieces = text.encode(), []
@@ -166,3 +157,43 @@ def test_the_first_word_keeps_its_space_behind_a_prompt() -> None:
     output = OutputText(Spaced(), prompt=[0])
     output.push(2)
     assert output.take(final=True) == ([2], " world")
+
+
+@given(
+    text=st.text(alphabet="aß漢 ", max_size=10),
+    stop=st.text(alphabet="aß漢", min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 5), max_size=10),
+)
+def test_the_ids_that_a_stop_string_leaves_do_not_depend_on_the_rounds(
+    text: str, stop: str, sizes: list[int]
+) -> None:
+    """Else speculation would change which ids are delivered."""
+
+    def delivered(rounds: list[int]) -> list[int]:
+        chunks = run(OutputText(Bytes(), [stop]), list(text.encode()), rounds)
+        return [i for ids, _ in chunks for i in ids]
+
+    assert delivered(sizes) == delivered([]) == delivered([1] * 40)
+
+
+@given(words=st.lists(st.integers(0, 3), max_size=8), sizes=st.lists(st.integers(1, 3), max_size=8))
+def test_nor_do_ids_without_text(words: list[int], sizes: list[int]) -> None:
+    pieces = Words("a", "", "ab", "b")
+
+    def delivered(rounds: list[int]) -> list[int]:
+        return [i for ids, _ in run(OutputText(pieces, ["ba"]), words, rounds) for i in ids]
+
+    assert delivered(sizes) == delivered([1] * 10)
+
+
+def test_many_ids_without_text_are_not_decoded_again_for_ever() -> None:
+    class Counting(Words):
+        longest = 0
+
+        def decode(self, ids: Sequence[int]) -> str:
+            self.longest = max(self.longest, len(ids))
+            return super().decode(ids)
+
+    silent = Counting("")
+    run(OutputText(silent), [0] * 500, [1] * 500)
+    assert silent.longest < 100

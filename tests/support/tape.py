@@ -122,3 +122,13 @@ class Letters:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(ord("a") + i) for i in ids)
+
+
+class Pieces:
+    """Tokens are byte strings, which may begin or end inside a character."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.pieces[i] for i in ids).decode("utf-8", errors="replace")
