@@ -69,6 +69,17 @@ def test_the_least_recently_used_content_is_evicted_first() -> None:
     assert (survivor.computed, victim.computed) == (4, 0)
 
 
+def test_of_one_sequence_the_later_blocks_are_evicted_first() -> None:
+    """The beginning of a prompt is what others share."""
+    cache = KVCache(4, BLOCK)
+    prompt = list(range(13))
+    cache.free(filled(cache, prompt))
+    assert cache.grow(BlockTable(), 2 * BLOCK)  # the free block and one of the three cached ones
+    again = BlockTable()
+    cache.attach(again, prompt)
+    assert again.computed == 8
+
+
 def test_growing_beyond_the_pool_changes_nothing() -> None:
     cache = KVCache(2, BLOCK)
     table = BlockTable()

@@ -160,7 +160,7 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     target = scheduler(blocks=5)
     old, new = sequence("old", 7), sequence("new", 8)
     decoding(target, old, new)
-    target.add(sequence("later", 1))
+    target.add(sequence("later", 1, tenant="b"))
     while not (schedule := target.schedule(POLICY)).preempted:
         commit(target, schedule)
     assert [part.sequence for part in schedule.slices] == [old]
