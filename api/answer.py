@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gammaray.api.job import Job
-from gammaray.types import SpeculationStats, TokenChunk
-
-NO_STATS = SpeculationStats()
+from gammaray.types import NO_STATS, SpeculationStats, TokenChunk
 
 
 @dataclass(slots=True)

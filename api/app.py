@@ -97,6 +97,7 @@ def _add_generation(
         """Continues one or more prompts."""
         _check_model(body.model, config)
         info = await model.info()
+        # In a thread, here and below: a long prompt takes seconds, in which other streams must go on.
         prompts = [
             await asyncio.to_thread(prompt.completion_ids, text, tokenizer, info) for text in body.prompt
         ]
@@ -108,7 +109,6 @@ def _add_generation(
         """Answers a conversation, until the model stops or its context ends."""
         _check_model(body.model, config)
         info = await model.info()
-        # In a thread: a long prompt takes seconds, in which other streams must go on.
         prompts = [await asyncio.to_thread(prompt.chat_ids, body.messages, tokenizer, info)]
         made = job.build("chatcmpl", body, prompts, planner, info, None)
         return await respond(request, client, made, body, CHAT)

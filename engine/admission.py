@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gammaray.engine.depth import NODE_LIMIT
 from gammaray.errors import InvalidRequest
-from gammaray.types import GenerateRequest, ModelInfo, SamplingParams, SpeculationPlan
+from gammaray.types import MAX_TREE_NODES, GenerateRequest, ModelInfo, SamplingParams, SpeculationPlan
 
 
 def check_request(request: GenerateRequest, info: ModelInfo) -> None:
@@ -68,8 +67,8 @@ def _check_plan(plan: SpeculationPlan, info: ModelInfo) -> None:
             f"no drafter {plan.drafter!r}; there are: {', '.join(info.drafters) or 'none'}",
             param="speculation.drafter",
         )
-    if plan.gamma < 0 or plan.width < 1 or plan.gamma * plan.width > NODE_LIMIT:
+    if plan.gamma < 0 or plan.width < 1 or plan.gamma * plan.width > MAX_TREE_NODES:
         raise InvalidRequest(
-            f"gamma x width must lie in 0..{NODE_LIMIT}, got {plan.gamma} x {plan.width}",
+            f"gamma x width must lie in 0..{MAX_TREE_NODES}, got {plan.gamma} x {plan.width}",
             param="speculation.gamma",
         )

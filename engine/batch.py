@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gammaray.kernels.api import MAX_TREE_NODES, PagedBatch
+from gammaray.kernels.api import PagedBatch
+from gammaray.types import MAX_TREE_NODES
 
 
 @dataclass(frozen=True, slots=True)

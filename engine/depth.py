@@ -7,8 +7,6 @@ from collections.abc import Sequence as Seq
 from gammaray.engine.sequence import Sequence
 from gammaray.types import PolicySnapshot
 
-NODE_LIMIT = 64  # nodes of one tree: an ancestor mask is one 64-bit word
-
 
 def allowed_depth(sequence: Sequence, policy: PolicySnapshot) -> int:
     """gamma = min(request, policy, tokens that may still be emitted). A round of depth d emits d + 1."""

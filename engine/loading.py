@@ -71,13 +71,12 @@ def resolve(model: str) -> str:
     """A folder or Hugging Face id for an alias, folder, .gguf file or id."""
     if model in gguf.PACKAGED:
         return str(gguf.converted(gguf.packaged_gguf(model)))
-    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
-        raise ConfigError(f"no such file or folder: {model}")
-    if model.endswith(".gguf"):
-        if not Path(model).is_file():
+    path = Path(model).expanduser()
+    if model.startswith(("/", ".", "~")) or model.endswith(".gguf"):  # a path, never an id
+        if not path.exists():
             raise ConfigError(f"no such file or folder: {model}")
-        return str(gguf.converted(Path(model)))
-    return str(Path(model).expanduser()) if model.startswith("~") else model
+        return str(gguf.converted(path) if path.suffix == ".gguf" and path.is_file() else path)
+    return model
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:

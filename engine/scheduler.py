@@ -38,11 +38,6 @@ class Schedule:
     kv_shrunk: int = 0
 
 
-def tokens(slices: list[Slice]) -> int:
-    """Most tokens that the target will be fed for these slices."""
-    return sum(part.pending + part.depth * part.width for part in slices)
-
-
 class Scheduler:
     def __init__(self, cache: KVCache, max_batch: int, token_budget: int) -> None:
         self.cache = cache
@@ -81,10 +76,10 @@ class Scheduler:
         wants = [(allowed_depth(s, policy), s.request.plan.width) for s in decoding]
         room = self._draft_room(len(decoding))
         drafted = min(room, sum(depth * width for depth, width in wants))
-        prompts = self._claim_prompts(self.token_budget - len(decoding) - drafted)
+        left = self.token_budget - len(decoding) - drafted
+        prompts = self._claim_prompts(left)
         if not schedule.preempted:  # else the evicted would push their evictors out again
-            left = self.token_budget - len(decoding) - drafted - tokens(prompts)
-            prompts += self._claim_admissions(left)
+            prompts += self._claim_admissions(left - sum(part.pending for part in prompts))
         schedule.slices = self._claim_drafts(decoding, wants, room, schedule) + prompts
         return schedule
 

@@ -11,9 +11,8 @@ from enum import Enum
 from gammaray.engine.kv import BlockTable
 from gammaray.engine.text import OutputText
 from gammaray.engine.verifier import Verdict
-from gammaray.types import GenerateRequest, SpeculationStats
+from gammaray.types import NO_STATS, GenerateRequest, SpeculationStats
 
-NO_STATS = SpeculationStats()
 Key = tuple[str, str, str | None]  # tenant, request class, drafter
 
 

@@ -82,7 +82,7 @@ class AsyncEngine:
 
     def check_health(self) -> None:
         """Raises EngineFailure when the engine's thread is gone."""
-        if self._stopped or not self._thread.is_alive():
+        if self._stopped:
             raise EngineFailure("the engine has stopped")
 
     def shutdown(self) -> None:

@@ -86,37 +86,33 @@ class OutputText:
         """Make text of the open ids once they end with a whole character, or with bytes that cannot become
         one. Text is the difference to what the ids before gave, since tokenizers add or drop spaces by
         context."""
-        text = self._open_text(len(self._ids))
+        count = len(self._ids)
+        text = self._open_text(count)
         whole = text.rstrip(REPLACEMENT)
         if whole == text:
-            self._settle_to(len(self._ids))
+            self._settle_to(count, text)
             return
         self._stalled = 1 if len(whole) > self._whole else self._stalled + 1
         self._whole = len(whole)
         if self._stalled > MOST_OPEN:
-            self._settle_to(len(self._ids) - MOST_OPEN)
+            self._settle_to(count - MOST_OPEN, self._open_text(count - MOST_OPEN))
 
-    def _settle_to(self, count: int) -> None:
-        text = self._open_text(count)
+    def _settle_to(self, count: int, text: str) -> None:
+        """Make `text` final for the open ids up to `count`, which end, leave and are cut together."""
         # Behind a window of special tokens alone the next id would decode as the first of a text.
         if text or count - self._window > MOST_SILENT:
             self._window = self._settled
         self._text += text
-        self._group(count)
-        self._whole = self._stalled = 0
+        self._ends[self._settled :] = [len(self._text)] * (len(self._ids) - self._settled)
+        self._settled, self._whole, self._stalled = count, 0, 0
 
     def _close(self) -> None:
         """Nothing will complete what the open ids began: keep the whole characters before it."""
-        if self._settled < len(self._ids):
+        count = len(self._ids)
+        if self._settled < count:
             before = len(self._text)
-            self._text += self._open_text(len(self._ids)).rstrip(REPLACEMENT)
-            self._group(len(self._ids))
+            self._settle_to(count, self._open_text(count).rstrip(REPLACEMENT))
             self._stop_behind(before)
-
-    def _group(self, count: int) -> None:
-        """Ids that became text together end together: they leave, and are cut, as one."""
-        self._ends[self._settled :] = [len(self._text)] * (len(self._ids) - self._settled)
-        self._settled = count
 
     def _open_text(self, count: int) -> str:
         """Text that the ids from the settled ones to `count` add."""

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gammaray.kernels import cpu
-
-MAX_TREE_NODES = 64  # the ancestors of a node are the bits of one int64
+from gammaray.types import MAX_TREE_NODES
 
 
 @dataclass(frozen=True, slots=True)

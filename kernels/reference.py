@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gammaray.kernels.api import MAX_TREE_NODES, PagedBatch
+from gammaray.kernels.api import PagedBatch
+from gammaray.types import MAX_TREE_NODES
 
 
 def paged_tree_attention(

@@ -15,12 +15,11 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from gammaray.errors import ConfigError
-from gammaray.types import Verification
+from gammaray.types import MAX_TREE_NODES, Verification
 from gammaray.validation import Planned, Strict, explain, nearest, path
 from gammaray.yamlfile import read
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-MAX_NODES = 64  # of one draft tree: gamma * tree_width
 METHODS = ("ngram", "model")
 NO_KEYS = "no request can reach it: API keys, which tell tenants apart, are not supported yet"
 PLANNED_METHODS = ("eagle", "eagle2", "eagle3", "medusa", "layerskip", "mamba", "suffix")
@@ -109,9 +108,9 @@ class Speculation(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Speculation:
-        if self.gamma * self.tree_width > MAX_NODES:
+        if self.gamma * self.tree_width > MAX_TREE_NODES:
             text = "gamma * tree_width must be at most {limit} (got {gamma} * {width})"
-            context = {"limit": MAX_NODES, "gamma": self.gamma, "width": self.tree_width}
+            context = {"limit": MAX_TREE_NODES, "gamma": self.gamma, "width": self.tree_width}
             raise PydanticCustomError("nodes", text, context)
         return self
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Verification = Literal["coupled", "rejection"]
+MAX_TREE_NODES = 64  # of one draft tree: the ancestors of a node are the bits of one 64-bit word
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,9 @@ class SpeculationStats:
     def alpha(self) -> float | None:
         """Share of first-tried children accepted among those tested; None when none was tested."""
         return self.first_accepted / self.tested if self.tested else None
+
+
+NO_STATS = SpeculationStats()
 
 
 @dataclass(frozen=True, slots=True)

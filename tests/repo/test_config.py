@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gammaray.config import MAX_NODES, dump, load, parse
+from gammaray.config import dump, load, parse
 from gammaray.errors import ConfigError
+from gammaray.types import MAX_TREE_NODES
 from gammaray.yamlfile import read
 
 FULL = """\
@@ -167,7 +168,7 @@ def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
 @given(st.integers(-2, 20), st.integers(-2, 10))
 def test_drafts_fit_into_the_node_limit(gamma: int, width: int) -> None:
     text = speculation(f"gamma: {gamma}, tree_width: {width}")
-    fits = 1 <= gamma <= 16 and 1 <= width <= 8 and gamma * width <= MAX_NODES
+    fits = 1 <= gamma <= 16 and 1 <= width <= 8 and gamma * width <= MAX_TREE_NODES
     if fits:
         assert config(text).tenants["a"].speculation.gamma == gamma
     else:
