@@ -2,8 +2,15 @@
 
     GammarayError
     ├── InvalidRequest        400  the request is wrong; `param` names the field
+    │   ├── TooLarge          413  its body exceeds the limit
+    │   └── Unprocessable     422  well-formed, but this checkpoint cannot take it (its chat template)
+    ├── Unauthorized          401  no API key, or one that nobody has
+    ├── Forbidden             403  a good key, but not for this
     ├── NotFound              404  no such model or route
+    ├── TimedOut              408  the request's own time is over
     ├── Overloaded            503  no room now; try again after `retry_after` seconds
+    │   ├── RateLimited       429  the tenant's limit is reached
+    │   └── ReplicaLost            the replica is gone; the request may go on elsewhere
     ├── EngineFailure         500  one request failed inside the engine; the engine lives
     │   └── StateMismatch          the state oracle found state that speculation spoilt: a bug
     └── ConfigError                 bad configuration or checkpoint: stops a start-up
@@ -37,18 +44,50 @@ class InvalidRequest(GammarayError):
     kind = "invalid_request_error"
 
 
+class TooLarge(InvalidRequest):
+    status = 413
+
+
+class Unprocessable(InvalidRequest):
+    status = 422
+
+
+class Unauthorized(GammarayError):
+    status = 401
+    kind = "authentication_error"
+
+
+class Forbidden(GammarayError):
+    status = 403
+    kind = "permission_error"
+
+
 class NotFound(GammarayError):
     status = 404
     kind = "not_found_error"
+
+
+class TimedOut(GammarayError):
+    status = 408
+    kind = "timeout_error"
 
 
 class Overloaded(GammarayError):
     status = 503
     kind = "overloaded_error"
 
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.retry_after = retry_after
+
+
+class RateLimited(Overloaded):
+    status = 429
+    kind = "rate_limit_error"
+
+
+class ReplicaLost(Overloaded):
+    pass
 
 
 class EngineFailure(GammarayError):

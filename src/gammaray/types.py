@@ -16,8 +16,21 @@ MAX_TREE_NODES = 64  # of one draft tree: the ancestors of a node are the bits o
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole generated text must match."""
+
+    kind: Literal["json_object", "json_schema", "regex"]
+    text: str = ""  # the schema as JSON text, or the regular expression
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. Order: temperature, min_p, top_k, top_p; temperature 0 is greedy."""
+    """How the next token is drawn.
+
+    Order on raw logits: grammar, bad_words, logit_bias, min_tokens, repetition, frequency and presence
+    penalty; then temperature, min_p, top_k, top_p. Temperature 0 takes the best after the first half.
+    Token i of the output sees exactly the tokens before it, however many one round accepts.
+    """
 
     temperature: float = 1.0
     top_k: int = 0  # 0: off
@@ -27,6 +40,16 @@ class SamplingParams:
     max_tokens: int = 16
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0  # before so many tokens no EOS, stop token or stop string ends the text
+    stop_token_ids: tuple[int, ...] = ()  # end the text like EOS, also with ignore_eos
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output never holds
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
+    repetition_penalty: float = 1.0  # over prompt and output; 1: off
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output, times the count
+    grammar: Grammar | None = None
+    logprobs: int | None = None  # best tokens to report beside each emitted one; None: no log-probabilities
+    prompt_logprobs: int | None = None  # the same for each token of the prompt
 
     @property
     def greedy(self) -> bool:
@@ -57,6 +80,7 @@ class GenerateRequest:
     n: int = 1
     tenant: str = "default"
     request_class: str = "default"
+    priority: int = 0  # lower runs earlier, among the requests of its tenant
     generated: tuple[tuple[int, ...], ...] = ()  # per sequence: ids already delivered, to resume a stream
 
 
@@ -100,6 +124,14 @@ NO_STATS = SpeculationStats()
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """One position: log-softmax of the target's raw logits, before any processing."""
+
+    logprob: float  # of the token that is there
+    top: tuple[tuple[int, float], ...] = ()  # (token, logprob), most probable first
+
+
+@dataclass(frozen=True, slots=True)
 class TokenChunk:
     """What one round gave one sequence. Chunks of a sequence join without gap or overlap.
 
@@ -116,6 +148,8 @@ class TokenChunk:
     stats: SpeculationStats | None = None
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache; set with `finish`
     error: str | None = None  # set with finish == "error"
+    logprobs: tuple[Logprobs, ...] = ()  # one per id, if asked for
+    prompt_logprobs: tuple[Logprobs | None, ...] = ()  # with the first chunk of sequence 0; None: position 0
 
 
 @dataclass(frozen=True, slots=True)

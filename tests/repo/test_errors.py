@@ -11,8 +11,15 @@ from gammaray.errors import GammarayError, InvalidRequest, Overloaded, Vocabular
 
 EXAMPLES = [
     InvalidRequest("wrong", param="n", code="bad"),
+    errors.TooLarge("too much", param="body"),
+    errors.Unprocessable("no template", param="messages"),
+    errors.Unauthorized("no key", code="invalid_api_key"),
+    errors.Forbidden("not yours"),
     errors.NotFound("none"),
+    errors.TimedOut("over", param="timeout"),
     Overloaded("full", retry_after=2.5),
+    errors.RateLimited("slow down", retry_after=3.0, code="requests_per_minute"),
+    errors.ReplicaLost("gone", retry_after=5.0),
     errors.EngineFailure("broke"),
     errors.StateMismatch("target KV", "r/0", 3, 7, 0.5),
     errors.ConfigError("bad"),
@@ -43,7 +50,19 @@ def test_vocabulary_mismatch_names_both_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [(InvalidRequest, 400), (errors.NotFound, 404), (Overloaded, 503), (errors.EngineFailure, 500)],
+    [
+        (InvalidRequest, 400),
+        (errors.Unauthorized, 401),
+        (errors.Forbidden, 403),
+        (errors.NotFound, 404),
+        (errors.TimedOut, 408),
+        (errors.TooLarge, 413),
+        (errors.Unprocessable, 422),
+        (errors.RateLimited, 429),
+        (errors.EngineFailure, 500),
+        (Overloaded, 503),
+        (errors.ReplicaLost, 503),
+    ],
 )
 def test_statuses(kind: type[GammarayError], status: int) -> None:
     assert kind.status == status
