@@ -28,6 +28,7 @@ def check_request(request: GenerateRequest, info: ModelInfo) -> None:
     if request.n < 1:
         raise InvalidRequest(f"n must be at least 1, got {request.n}", param="n")
     _check_sampling(request.sampling)
+    _check_tokens(request.sampling, info)
     _check_generated(request, info)
     _check_plan(request.plan, info)
 
@@ -39,10 +40,33 @@ def _check_sampling(sampling: SamplingParams) -> None:
         "top_p": 0 < sampling.top_p <= 1,
         "min_p": 0 <= sampling.min_p <= 1,
         "top_k": sampling.top_k >= 0,
+        "min_tokens": 0 <= sampling.min_tokens <= sampling.max_tokens,
+        "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
+        "presence_penalty": math.isfinite(sampling.presence_penalty),
+        "frequency_penalty": math.isfinite(sampling.frequency_penalty),
+        "logprobs": (sampling.logprobs or 0) >= 0,
+        "prompt_logprobs": (sampling.prompt_logprobs or 0) >= 0,
     }
     for name, kept in limits.items():
         if not kept:
             raise InvalidRequest(f"{name} is out of range: {getattr(sampling, name)}", param=name)
+
+
+def _check_tokens(sampling: SamplingParams, info: ModelInfo) -> None:
+    tokens = {
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": tuple(token for token, _ in sampling.logit_bias),
+        "bad_words": tuple(token for word in sampling.bad_words for token in word),
+    }
+    for name, ids in tokens.items():
+        if not _in_vocabulary(ids, info):
+            raise InvalidRequest(f"{name}: token ids must lie in 0..{info.vocab_size - 1}", param=name)
+    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+        raise InvalidRequest("logit_bias must be finite: -100 excludes a token", param="logit_bias")
+    if not all(sampling.bad_words):
+        raise InvalidRequest("a bad word must have at least one token", param="bad_words")
+    if sampling.grammar is not None and sampling.ignore_eos:
+        raise InvalidRequest("a grammar ends with EOS, which ignore_eos ignores", param="ignore_eos")
 
 
 def _check_generated(request: GenerateRequest, info: ModelInfo) -> None:

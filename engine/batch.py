@@ -18,7 +18,7 @@ class Row:
 
     Tree node i lives in the logical slot start + len(pending) + i, whatever its depth; its position id is
     start + len(pending) - 1 + depth, where children of the root (parent -1: the last committed token) have
-    depth 1. Logits come for the last pending token (if any), then for the fed nodes in order.
+    depth 1. Logits come for the last `logits` pending tokens, then for the fed nodes in order.
     """
 
     pending: Sequence[int]  # committed tokens without KV yet, a causal chain
@@ -27,11 +27,17 @@ class Row:
     tree_tokens: Sequence[int] = ()
     tree_parents: Sequence[int] = ()  # parents before children
     fed: int = 0  # tree nodes whose KV is in the pool already; then `pending` is empty
-    logits: bool = True  # False: an unfinished prefill chunk
+    logits: int = 1  # pending tokens whose logits are wanted, from the end; 0: not the nodes' either
 
     @property
     def tree_start(self) -> int:
         return self.start + len(self.pending)
+
+    @property
+    def wanted(self) -> int:
+        """Rows of logits that this row gets."""
+        nodes = len(self.tree_tokens) - self.fed if self.logits else 0
+        return min(self.logits, len(self.pending)) + nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,8 @@ def pack(rows: Sequence[Row], block_size: int) -> Step:
         depths, masks = _tree(row.tree_parents)
         nodes = range(row.fed, len(row.tree_tokens))
         chain = range(row.start, row.tree_start)
-        if row.logits:
-            wanted += range(len(ids) + max(0, len(chain) - 1), len(ids) + len(chain) + len(nodes))
+        end = len(ids) + len(chain) + (len(nodes) if row.logits else 0)
+        wanted += range(end - row.wanted, end)
         ids += [*row.pending, *row.tree_tokens[row.fed :]]
         positions += [*chain, *(row.tree_start - 1 + depths[node] for node in nodes)]
         visible += [*(slot + 1 for slot in chain), *(row.tree_start for _ in nodes)]

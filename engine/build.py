@@ -12,6 +12,7 @@ from gammaray.engine.drafters.base import Drafter
 from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter as Ngram
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
+from gammaray.engine.grammar import GrammarCompiler
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
 
@@ -41,6 +42,7 @@ def build_engine(config: Config, oracle: bool = False) -> Engine:
         num_blocks=target.kv.num_blocks,
         memory=target.kv.memory,
         max_model_len=target.max_model_len,
+        deterministic=target.deterministic,
     )
     tokenizer = loading.load_tokenizer(target.model)
     drafters = {
@@ -52,9 +54,12 @@ def build_engine(config: Config, oracle: bool = False) -> Engine:
         max_batch=target.max_batch,
         token_budget=target.token_budget or TOKEN_BUDGET,
         prefix_cache=target.kv.prefix_cache,
+        max_waiting=target.max_waiting,
         oracle=oracle,
     )
-    return Engine(runner, TokenizerDecoder(tokenizer), eos_ids(runner, tokenizer), drafters, options)
+    eos = eos_ids(runner, tokenizer)
+    grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
+    return Engine(runner, TokenizerDecoder(tokenizer), eos, drafters, options, grammars=grammars)
 
 
 def eos_ids(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

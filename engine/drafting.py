@@ -54,11 +54,15 @@ class GuardedDrafter:
             return call()
         except Exception as error:
             self._failures += 1
-            # The frames without the message, which might hold draft tokens.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            kind = type(error).__name__
-            log.error("drafter %r failed (%s); its requests decode plainly\n%s", self._name, kind, frames)
+            log.error(
+                "drafter %r failed (%s); its requests decode plainly\n%s", self._name, *described(error)
+            )
             return otherwise
+
+
+def described(error: Exception) -> tuple[str, str]:
+    """Kind and frames of an error, for a log, without its message: that might hold tokens or text."""
+    return type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
 
 
 def draft(

@@ -12,27 +12,27 @@ import logging
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-import torch
-
 from gammaray.engine.admission import check_request
-from gammaray.engine.batch import Row
+from gammaray.engine.constraints import constraints
 from gammaray.engine.drafters.base import Drafter, DraftTree
-from gammaray.engine.drafting import GuardedDrafter, draft
+from gammaray.engine.drafting import GuardedDrafter, described, draft
+from gammaray.engine.grammar import GrammarCompiler, Matcher, prune
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.oracle import Oracle
+from gammaray.engine.round import Round, compute
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.scheduler import Schedule, Scheduler, Slice
 from gammaray.engine.sequence import Key, Sequence, round_stats
 from gammaray.engine.text import OutputText, TextDecoder
-from gammaray.engine.verifier import Verdict, VerifyJob, verify
-from gammaray.errors import ConfigError, InvalidRequest
+from gammaray.errors import ConfigError, InvalidRequest, Overloaded
 from gammaray.types import (
     FinishReason,
     GenerateRequest,
+    Grammar,
     KeyCounts,
     ModelInfo,
     PolicySnapshot,
@@ -43,6 +43,10 @@ from gammaray.types import (
 
 log = logging.getLogger(__name__)
 
+ACQUITTED_AFTER = 2  # rounds that a sequence of a failed step runs alone: its prompt's, and one with a draft
+DEAD_END = (
+    "no token can follow: the model's logits are not finite, or grammar and bad_words exclude each other"
+)
 TOKEN_BUDGET = 256  # large enough to feed the cores, small enough that a prompt chunk delays decoding little
 
 
@@ -53,6 +57,7 @@ class EngineOptions:
     token_budget: int = TOKEN_BUDGET  # tokens the target is fed in a step
     prefix_cache: bool = True
     draft_deadline_s: float = 0.1  # given to drafters; those of this process answer in any case
+    max_waiting: int = 512  # sequences that may wait for a place among those that run
     oracle: bool = False  # recompute one sequence a step densely and compare
 
 
@@ -71,6 +76,7 @@ class Engine:
         drafters: Mapping[str, Drafter] | None = None,
         options: EngineOptions = EngineOptions(),
         clock: Callable[[], float] = time.perf_counter,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         if options.token_budget < options.max_batch:
             raise ConfigError(
@@ -86,6 +92,7 @@ class Engine:
         self.steps = 0
         self._decoder = decoder
         self._eos = frozenset(eos)
+        self._grammars = grammars
         self._clock = clock
         self._inbox: deque[Callable[[], None]] = deque()
         self._unfinished: dict[str, int] = {}  # sequences by request id
@@ -94,13 +101,27 @@ class Engine:
 
     # From any thread ---------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest when it can never run."""
+    def compile(self, grammar: Grammar) -> Matcher:
+        """For `submit`; takes up to seconds. Raises InvalidRequest."""
+        if self._grammars is None:
+            raise InvalidRequest("this engine has no grammars", param="response_format")
+        return self._grammars.compile(grammar)
+
+    def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> None:
+        """Queue a request. Raises InvalidRequest when it can never run, Overloaded when too many wait.
+
+        `matcher`: of the request's grammar; None: it is compiled here.
+        """
         check_request(request, self.info)
+        if request.sampling.grammar is not None:
+            matcher = matcher or self.compile(request.sampling.grammar)
         if request.request_id in self._unfinished:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        resumed = any(request.generated)  # it had its place before
+        if not resumed and request.n + sum(list(self._unfinished.values())) > self._places:
+            raise Overloaded("too many requests are waiting; try again", code="queue_full")
         self._unfinished[request.request_id] = request.n
-        self._inbox.append(partial(self._add, request))
+        self._inbox.append(partial(self._add, request, matcher))
 
     def abort(self, request_id: str) -> None:
         """Stop every sequence of a request at the next step; unknown ids are ignored."""
@@ -120,27 +141,28 @@ class Engine:
     def step(self) -> StepOutput:
         """One round for everything that runs. After an exception `fail_all` must follow."""
         self._drain()
-        marks = [self._clock()]
+        began = self._clock()
         schedule = self.scheduler.schedule(self.policy)
         for sequence in schedule.preempted:
             self._release_draft(sequence)
-        marks.append(self._clock())
-        deadline = marks[-1] + self.options.draft_deadline_s
-        trees = draft(schedule.slices, self.drafters, self.runner.vocab_size, deadline)
-        marks.append(self._clock())
-        rows = [self._row(part, trees.get(part.sequence.rid)) for part in schedule.slices]
-        logits = self.runner.forward(rows) if rows else None  # [N, V]
-        ends = [part for part in schedule.slices if part.pending == part.sequence.pending]
-        verdicts = self._verify(logits, ends, trees)
-        marks.append(self._clock())
+        drafted = scheduled = self._clock()
+        done = Round()
+        try:
+            trees, proposed = self._draft(schedule.slices, scheduled + self.options.draft_deadline_s)
+            drafted = self._clock()
+            done = compute(self.runner, schedule.slices, trees, proposed)
+            self._compact(done)
+        except Exception as error:  # no sequence has changed yet
+            self._isolate(schedule.slices, error)
+        verified = self._clock()
         counts: dict[Key, SpeculationStats] = defaultdict(SpeculationStats)
-        self._commit(schedule.slices, verdicts, trees, counts)
-        if self._oracle and logits is not None:
-            tables = [sequence.table for sequence in self.scheduler]
-            self._oracle.check([part.sequence for part in ends], verdicts, logits, trees, tables)
-        marks.append(self._clock())
+        for part in done.slices:
+            self._commit_guarded(part, done, counts)
+        if self._oracle and done.logits is not None:
+            self._oracle.check(done, [sequence.table for sequence in self.scheduler])
         self.steps += 1
-        return StepOutput(self._take_chunks(), self._report(schedule, trees, counts, marks))
+        marks = [began, scheduled, drafted, verified, self._clock()]
+        return StepOutput(self._take_chunks(), self._report(schedule, done.trees, counts, marks))
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every sequence with an error and give all its resources back, also after a step raised.
@@ -160,84 +182,92 @@ class Engine:
         chunks, self._outbox = self._outbox, []
         return chunks
 
-    def _row(self, part: Slice, tree: DraftTree | None) -> Row:
-        sequence, start = part.sequence, part.sequence.table.computed
-        return Row(
-            pending=sequence.tokens[start : start + part.pending],
-            start=start,
-            blocks=sequence.table.blocks,
-            tree_tokens=tree.tokens if tree else (),
-            tree_parents=tree.parents if tree else (),
-            logits=part.pending == sequence.pending,
-        )
-
-    def _verify(
-        self, logits: torch.Tensor | None, ends: list[Slice], trees: Mapping[str, DraftTree]
-    ) -> dict[str, Verdict]:
-        jobs = [
-            VerifyJob(
-                tree=trees.get(part.sequence.rid),
-                sampling=part.sequence.request.sampling,
-                sequence=part.sequence.index,
-                position=len(part.sequence.tokens),
-                verification=part.sequence.request.plan.verification,
-            )
-            for part in ends
-        ]
-        verdicts = verify(logits, jobs) if jobs and logits is not None else []
-        return {part.sequence.rid: verdict for part, verdict in zip(ends, verdicts, strict=True)}
-
-    def _commit(
-        self,
-        slices: list[Slice],
-        verdicts: Mapping[str, Verdict],
-        trees: Mapping[str, DraftTree],
-        counts: dict[Key, SpeculationStats],
-    ) -> None:
-        self._compact(slices, verdicts)
+    def _draft(self, slices: list[Slice], deadline: float) -> tuple[dict[str, DraftTree], dict[str, int]]:
+        """Trees by rid, short of what grammars forbid, and how many nodes were proposed."""
+        trees = draft(slices, self.drafters, self.runner.vocab_size, deadline)
+        drafted = {rid: len(tree) for rid, tree in trees.items()}
         for part in slices:
-            sequence, verdict = part.sequence, verdicts.get(part.sequence.rid)
-            computed = sequence.table.computed + part.pending
-            if verdict is None:
-                self.cache.commit(sequence.table, sequence.tokens, computed)
-                continue
-            decoded = sequence.decoding  # else it ended a prefill
-            kept, finish = self._keep(sequence, verdict.tokens)
-            self.cache.commit(sequence.table, sequence.tokens, computed + min(kept, len(verdict.path)))
-            tree = trees.get(sequence.rid)
-            if decoded:
-                stats = round_stats(len(tree) if tree else 0, verdict, kept)
-                sequence.stats += stats
-                counts[sequence.key] += stats
-            if finish:
-                self._finish(sequence, finish)
-            else:
-                self._advance_draft(sequence, kept)
-                self._deliver(sequence)
+            rid, matcher = part.sequence.rid, part.sequence.matcher
+            if matcher is not None and rid in trees:
+                pruned = prune(trees.pop(rid), matcher)
+                trees |= {} if pruned is None else {rid: pruned}
+        return trees, drafted
 
-    def _compact(self, slices: list[Slice], verdicts: Mapping[str, Verdict]) -> None:
+    def _compact(self, done: Round) -> None:
         """Move the KV of accepted nodes down behind the pending token, for the whole batch at once."""
         source: list[int] = []
         target: list[int] = []
-        for part in slices:
-            verdict = verdicts.get(part.sequence.rid)
-            if verdict is None:
-                continue
+        for part in done.ends:
             table = part.sequence.table
             base = table.computed + part.pending
-            moved = [(node, at) for at, node in enumerate(verdict.path) if node != at]
+            path = done.verdicts[part.sequence.rid].path
+            moved = [(node, at) for at, node in enumerate(path) if node != at]
             source += self.cache.slots(table, (base + node for node, _ in moved))
             target += self.cache.slots(table, (base + at for _, at in moved))
         if source:
             self.runner.move(source, target)
 
+    def _commit_guarded(self, part: Slice, done: Round, counts: dict[Key, SpeculationStats]) -> None:
+        """What fails here, a tokenizer or a grammar, fails for one sequence."""
+        try:
+            self._commit(part, done, counts)
+        except Exception as error:
+            log.error("sequence %s failed (%s)\n%s", part.sequence.rid, *described(error))
+            self._finish(part.sequence, "error", f"the engine failed: {type(error).__name__}")
+
+    def _commit(self, part: Slice, done: Round, counts: dict[Key, SpeculationStats]) -> None:
+        sequence, rid = part.sequence, part.sequence.rid
+        computed = sequence.table.computed + part.pending
+        if sequence.prompt_logprobs is not None:
+            sequence.prompt_logprobs += done.prompt_logprobs.get(rid, [])
+        verdict = done.verdicts.get(rid)
+        if verdict is None:
+            self.cache.commit(sequence.table, sequence.tokens, computed)
+            return
+        decoded = sequence.decoding  # else it ended a prefill
+        kept, finish = self._keep(sequence, verdict.tokens)
+        sequence.logprobs += done.logprobs.get(rid, [])[:kept]
+        self.cache.commit(sequence.table, sequence.tokens, computed + min(kept, len(verdict.path)))
+        if decoded:
+            verified = len(done.trees[rid]) if rid in done.trees else 0
+            stats = round_stats(done.drafted.get(rid, 0), verified, verdict, kept)
+            sequence.stats += stats
+            counts[sequence.key] += stats
+        if finish or verdict.failed:
+            self._finish(sequence, finish or "error", None if finish else DEAD_END)
+            return
+        self._advance_draft(sequence, kept)
+        self._deliver(sequence)
+        self._acquit(sequence)
+
+    # Failed steps ------------------------------------------------------------------------------------
+
+    def _isolate(self, slices: list[Slice], error: Exception) -> None:
+        """A step failed. A sequence that ran alone is the cause; of several, each runs alone for a while.
+
+        Every round alone makes progress, so a failure that only the batch has costs speed, not requests.
+        """
+        log.error("engine step failed (%s)\n%s", *described(error))
+        if len(slices) == 1:
+            self._finish(slices[0].sequence, "error", f"the engine failed: {type(error).__name__}")
+            return
+        for sequence in self.scheduler.suspect_all():
+            sequence.suspect_rounds = ACQUITTED_AFTER
+            self._release_draft(sequence)
+
+    def _acquit(self, sequence: Sequence) -> None:
+        if sequence.suspect_rounds:
+            sequence.suspect_rounds -= 1
+            if not sequence.suspect_rounds and self.scheduler.acquit(sequence):
+                self._release_draft(sequence)
+
     def _keep(self, sequence: Sequence, tokens: Iterable[int]) -> tuple[int, FinishReason | None]:
-        """Append tokens until EOS, a stop string or max_tokens ends the sequence inside the block."""
+        """Append tokens until an end token, a stop string or max_tokens ends the text inside the block."""
         kept = 0
         for token in tokens:
             kept += 1
-            sequence.tokens.append(token)
-            if token in self._eos and not sequence.request.sampling.ignore_eos:
+            sequence.append(token)
+            if token in sequence.ends:
                 sequence.output.end(token)
                 return kept, "stop"
             if sequence.output.push(token):
@@ -261,10 +291,7 @@ class Engine:
     def _deliver(self, sequence: Sequence) -> None:
         ids, text = sequence.output.take(final=False)
         if ids:
-            self._outbox.append(
-                TokenChunk(sequence.request.request_id, sequence.index, sequence.delivered, tuple(ids), text)
-            )
-            sequence.delivered += len(ids)
+            self._outbox.append(sequence.chunk(ids, text))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         # What is held back was computed, but may begin a stop string: an end that came too early keeps it.
@@ -272,13 +299,10 @@ class Engine:
         self._release_draft(sequence)
         self.scheduler.remove(sequence)
         self._forget(sequence.request.request_id)
+        last = sequence.chunk(ids, text)
         self._outbox.append(
-            TokenChunk(
-                request_id=sequence.request.request_id,
-                sequence=sequence.index,
-                first_position=sequence.delivered,
-                ids=tuple(ids),
-                text=text,
+            replace(
+                last,
                 finish="stop" if sequence.output.stopped and reason == "length" else reason,
                 stats=sequence.stats,
                 cached_tokens=sequence.cached_tokens,
@@ -293,11 +317,11 @@ class Engine:
 
     # Events ------------------------------------------------------------------------------------------
 
-    def _add(self, request: GenerateRequest) -> None:
+    def _add(self, request: GenerateRequest, matcher: Matcher | None) -> None:
         try:
-            begun = [self._begin(request, index) for index in range(request.n)]
-        except Exception as error:  # of the tokenizer, on resumed ids
-            log.exception("request %s could not begin", request.request_id)
+            begun = [self._begin(request, index, matcher) for index in range(request.n)]
+        except Exception as error:  # of the tokenizer or the grammar, on resumed ids
+            log.error("request %s could not begin (%s)\n%s", request.request_id, *described(error))
             message = f"the request could not begin: {type(error).__name__}"
             self._outbox += [
                 TokenChunk(request.request_id, index, 0, (), "", finish="error", error=message)
@@ -311,14 +335,22 @@ class Engine:
             if finish:
                 self._finish(sequence, finish)
 
-    def _begin(self, request: GenerateRequest, index: int) -> tuple[Sequence, FinishReason | None]:
+    def _begin(
+        self, request: GenerateRequest, index: int, matcher: Matcher | None
+    ) -> tuple[Sequence, FinishReason | None]:
         """A sequence behind what the client has of it already, and whether that is all there is to say."""
+        sampling = request.sampling
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
+        own = matcher.copy() if matcher else None
         sequence = Sequence(
             request=request,
             index=index,
             tokens=list(request.prompt),
-            output=OutputText(self._decoder, request.sampling.stop, request.prompt),
+            output=OutputText(self._decoder, sampling.stop, request.prompt, sampling.min_tokens),
             table=BlockTable(salt=request.tenant.encode()),
+            ends=ends,
+            constraints=constraints(sampling, request.prompt, ends, self.runner.vocab_size, own),
+            prompt_logprobs=None if sampling.prompt_logprobs is None or index else [None],
         )
         _, finish = self._keep(sequence, request.generated[index] if request.generated else ())
         sequence.delivered = sequence.output.skip()
@@ -341,6 +373,10 @@ class Engine:
             device=str(self.runner.device),
             drafters=tuple(self.drafters),
         )
+
+    @property
+    def _places(self) -> int:
+        return self.options.max_batch + self.options.max_waiting
 
     @property
     def max_model_len(self) -> int:

@@ -14,10 +14,10 @@ from gammaray.engine.drafters.base import DraftTree
 from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafting import GuardedDrafter
 from gammaray.engine.kv import BlockTable, KVCache
+from gammaray.engine.round import Round
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.sequence import Sequence as Running
 from gammaray.engine.sequence import State
-from gammaray.engine.verifier import Verdict
 from gammaray.errors import StateMismatch
 
 # Largest deviation relative to the size of the values; rounding alone stays far below.
@@ -33,25 +33,20 @@ class Oracle:
         self._drafters = drafters
         self._turn = 0
 
-    def check(
-        self,
-        sequences: Sequence[Running],
-        verdicts: Mapping[str, Verdict],
-        logits: Tensor,  # [N, V]: per sequence its root row, then its nodes
-        trees: Mapping[str, DraftTree],
-        tables: Iterable[BlockTable],  # of all sequences
-    ) -> None:
-        """After a commit. Raises StateMismatch."""
+    def check(self, done: Round, tables: Iterable[BlockTable]) -> None:
+        """After a commit, with the tables of all sequences. Raises StateMismatch."""
+        assert done.logits is not None
         if wrong := self._cache.pool.audit(tables):
             raise StateMismatch(wrong, "the pool", None, 0, 1.0)
-        starts = _row_starts(sequences, trees)
+        sequences = [part.sequence for part in done.ends]
+        starts = _row_starts(sequences, done.trees)
         alive = [(s, at) for s, at in zip(sequences, starts, strict=True) if s.state is State.RUNNING]
         if not alive:
             return
         sequence, start = alive[self._turn % len(alive)]
         self._turn += 1
-        verdict = verdicts[sequence.rid]
-        rows = logits[[start] + [start + 1 + node for node in verdict.path]]  # [accepted + 1, V]
+        verdict = done.verdicts[sequence.rid]
+        rows = done.logits[[start] + [start + 1 + node for node in verdict.path]]  # [accepted + 1, V]
         computed = sequence.table.computed
         slots = self._cache.slots(sequence.table, range(computed))
         dense = check_kv("target KV", self._runner, sequence.rid, sequence.tokens[:computed], slots)

@@ -7,6 +7,7 @@ draft never takes what plain decoding needs.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Scheduler:
         self.token_budget = token_budget
         self.running: list[Sequence] = []
         self._waiting: dict[str, deque[Sequence]] = {}  # tenants that wait; the first is served next
+        self._suspects: list[Sequence] = []  # of a step that failed; they run one at a time
 
     @property
     def waiting(self) -> int:
@@ -56,10 +58,14 @@ class Scheduler:
             yield from queue
 
     def add(self, sequence: Sequence) -> None:
-        self._waiting.setdefault(sequence.request.tenant, deque()).append(sequence)
+        """Behind all of its tenant's that are at least as urgent."""
+        queue = self._waiting.setdefault(sequence.request.tenant, deque())
+        queue.insert(bisect_right(queue, _urgency(sequence), key=_urgency), sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished sequence out, wherever it is, with its KV."""
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
         else:
@@ -69,6 +75,18 @@ class Scheduler:
                 del self._waiting[sequence.request.tenant]
         self.cache.free(sequence.table)
         sequence.state = State.FINISHED
+
+    def suspect_all(self) -> list[Sequence]:
+        """Preempt everything that runs. Until it is acquitted each runs alone, and nothing else does."""
+        self._suspects = [self._preempt(sequence) for sequence in reversed(self.running)][::-1]
+        return list(self._suspects)
+
+    def acquit(self, sequence: Sequence) -> bool:
+        """It ran alone without a failure. True when it was preempted to let the next one do so."""
+        self._suspects.remove(sequence)
+        if self._suspects:
+            self._preempt(sequence)
+        return bool(self._suspects)
 
     def schedule(self, policy: PolicySnapshot) -> Schedule:
         schedule = Schedule([], [])
@@ -91,8 +109,14 @@ class Scheduler:
                 and sequence.decoding
                 and not self.cache.grow(sequence.table, len(sequence.tokens))
             ):
-                schedule.preempted.append(self._preempt(self.running[-1]))
+                schedule.preempted.append(self._preempt(self._victim()))
         return [s for s in self.running if s.decoding]
+
+    def _victim(self) -> Sequence:
+        """The newest; if its tenant runs something less urgent, the newest of that."""
+        tenant = self.running[-1].request.tenant
+        own = [s for s in reversed(self.running) if s.request.tenant == tenant]
+        return max(own, key=_urgency)
 
     def _draft_room(self, decoding: int) -> int:
         work = sum(s.pending for s in self if not s.decoding)
@@ -141,8 +165,10 @@ class Scheduler:
 
         A large prompt may be overtaken by smaller ones for a while; then all wait until it fits.
         """
-        if len(self.running) >= self.max_batch:
+        if len(self.running) >= (1 if self._suspects else self.max_batch):
             return None
+        if self._suspects:
+            return self._admit_suspect(self._suspects[0])
         out_of_patience = [t for t, queue in self._waiting.items() if queue[0].overtaken >= PATIENCE]
         passed: list[Sequence] = []
         for tenant in out_of_patience[:1] or list(self._waiting):
@@ -151,6 +177,14 @@ class Scheduler:
                 return self._start(tenant, passed)
             passed.append(head)
         return None
+
+    def _admit_suspect(self, sequence: Sequence) -> Sequence:
+        """Nothing else runs, so there is room."""
+        tenant = sequence.request.tenant
+        self._waiting[tenant].remove(sequence)
+        self._waiting[tenant].appendleft(sequence)
+        assert self._has_room(sequence)
+        return self._start(tenant, [])
 
     def _start(self, tenant: str, passed: list[Sequence]) -> Sequence:
         queue = self._waiting.pop(tenant)
@@ -168,7 +202,8 @@ class Scheduler:
         leader = sequence.leader
         if leader is not None and not leader.prefilled:
             return False
-        self.cache.attach(sequence.table, sequence.tokens)
+        if not sequence.scoring:
+            self.cache.attach(sequence.table, sequence.tokens)
         spare = len(self.running)
         missing = self.cache.blocks_for(len(sequence.tokens)) - len(sequence.table.blocks)
         if missing + spare <= self.cache.pool.available and self.cache.grow(
@@ -181,10 +216,19 @@ class Scheduler:
         return False
 
     def _preempt(self, sequence: Sequence) -> Sequence:
-        """Back to the head of its queue, without KV; it resumes by prefilling what it has so far."""
+        """Back to its queue, ahead of what is no more urgent, without KV; it resumes by prefilling what it
+        has so far."""
         self.running.remove(sequence)
         self.cache.free(sequence.table)
         sequence.state = State.WAITING
         sequence.preemptions += 1
-        self._waiting.setdefault(sequence.request.tenant, deque()).appendleft(sequence)
+        if sequence.scoring:
+            sequence.prompt_logprobs = [None]  # the prompt is computed from its beginning again
+        queue = self._waiting.setdefault(sequence.request.tenant, deque())
+        queue.insert(bisect_left(queue, _urgency(sequence), key=_urgency), sequence)
         return sequence
+
+
+def _urgency(sequence: Sequence) -> int:
+    """Lower runs earlier, among the sequences of one tenant."""
+    return sequence.request.priority

@@ -5,13 +5,15 @@ Only Engine.step() and what it calls change a Sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from gammaray.engine.constraints import Constraints
+from gammaray.engine.grammar import Matcher
 from gammaray.engine.kv import BlockTable
 from gammaray.engine.text import OutputText
 from gammaray.engine.verifier import Verdict
-from gammaray.types import NO_STATS, GenerateRequest, SpeculationStats
+from gammaray.types import NO_STATS, GenerateRequest, Logprobs, SpeculationStats, TokenChunk
 
 Key = tuple[str, str, str | None]  # tenant, request class, drafter
 
@@ -31,17 +33,47 @@ class Sequence:
     tokens: list[int]
     output: OutputText
     table: BlockTable
+    ends: frozenset[int] = frozenset()  # tokens that end it
+    constraints: Constraints | None = None
     leader: Sequence | None = None  # the request's first sequence, whose prompt KV the others share
     state: State = State.WAITING
     cached_tokens: int = 0
     preemptions: int = 0
+    suspect_rounds: int = 0  # rounds that it still runs alone, since a step with it failed
     overtaken: int = 0  # admissions of others while it was first in its queue and did not fit
     delivered: int = 0  # generated tokens that left in chunks
+    logprobs: list[Logprobs] = field(default_factory=list)  # of generated tokens that have not left yet
+    prompt_logprobs: list[Logprobs | None] | None = None  # as far as computed; None: not asked for, or left
     stats: SpeculationStats = NO_STATS
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        if self.constraints is not None:
+            self.constraints.advance(token)
+
+    def chunk(self, ids: list[int], text: str) -> TokenChunk:
+        """The next `ids`, which leave with it, and what is known of them."""
+        chunk = TokenChunk(
+            request_id=self.request.request_id,
+            sequence=self.index,
+            first_position=self.delivered,
+            ids=tuple(ids),
+            text=text,
+            logprobs=tuple(self.logprobs[: len(ids)]),
+            prompt_logprobs=() if self.scoring else tuple(self.prompt_logprobs or ()),
+        )
+        del self.logprobs[: len(ids)]
+        self.prompt_logprobs = None
+        self.delivered += len(ids)
+        return chunk
 
     @property
     def rid(self) -> str:
         return f"{self.request.request_id}/{self.index}"
+
+    @property
+    def matcher(self) -> Matcher | None:
+        return self.constraints.matcher if self.constraints else None
 
     @property
     def pending(self) -> int:
@@ -63,6 +95,11 @@ class Sequence:
         return self.request.sampling.max_tokens - self.generated
 
     @property
+    def scoring(self) -> bool:
+        """Its prompt's log-probabilities are still incomplete, so all of it must be computed."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.request.prompt)
+
+    @property
     def prefilled(self) -> bool:
         """Siblings need not wait: they find the prompt's KV in the prefix cache, or never will."""
         return self.generated > 0 or self.state is State.FINISHED
@@ -72,12 +109,12 @@ class Sequence:
         return self.request.tenant, self.request.request_class, self.request.plan.drafter
 
 
-def round_stats(nodes: int, verdict: Verdict, kept: int) -> SpeculationStats:
+def round_stats(drafted: int, verified: int, verdict: Verdict, kept: int) -> SpeculationStats:
     """One decode round of which `kept` tokens survived EOS, stop strings and max_tokens."""
     return SpeculationStats(
         rounds=1,
-        drafted=nodes,
-        verified=nodes,
+        drafted=drafted,
+        verified=verified,
         accepted=min(kept, len(verdict.path)),
         emitted=kept,
         tested=verdict.tested,

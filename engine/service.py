@@ -7,17 +7,25 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
-from gammaray.engine.engine import Engine
-from gammaray.errors import EngineFailure
-from gammaray.types import GenerateRequest, ModelInfo, PolicySnapshot, StepReport, TokenChunk
+from gammaray.engine.engine import TOKEN_BUDGET, Engine
+from gammaray.errors import EngineFailure, ReplicaLost
+from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, StepReport, TokenChunk
 
 log = logging.getLogger(__name__)
 
+STEP_LIMIT_S = 120.0  # of a step of TOKEN_BUDGET tokens; a 7B model on two cores takes about 40
+JOIN_S = 10.0  # for the step that runs when the engine is told to stop
 
-Item = TokenChunk | EngineFailure
+Item = TokenChunk | ReplicaLost
+
+
+def step_limit(token_budget: int) -> float:
+    """Seconds after which a step that may feed so many tokens counts as stuck."""
+    return STEP_LIMIT_S * max(1.0, token_budget / TOKEN_BUDGET)
 
 
 @dataclass(slots=True)
@@ -33,36 +41,56 @@ class _Stream:
 
 
 class AsyncEngine:
-    """Owns the engine from now on. Every engine call but submit, abort and apply happens on its thread."""
+    """Owns the engine from now on. Every engine call but submit, abort and apply happens on its thread.
 
-    def __init__(self, engine: Engine, listener: Callable[[StepReport], None] = lambda report: None) -> None:
+    `clock` in seconds; a step that takes `stuck_after_s` (None: by the engine's token budget) is taken for
+    one that never ends.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        listener: Callable[[StepReport], None] = lambda report: None,
+        stuck_after_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.info: ModelInfo = engine.info
         self._engine = engine
         self._listener = listener
+        self._stuck_after_s = stuck_after_s or step_limit(engine.options.token_budget)
+        self._clock = clock
+        self._step_began: float | None = None  # None between steps
+        self._step_ended = clock()
+        self._report: StepReport | None = None
         self._streams: dict[str, _Stream] = {}  # by the engine's request id
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._wake = threading.Condition()
         self._stopping = False
         self._stopped = False
+        self._lost: str | None = None  # why nobody is served any more
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks of all sequences as rounds produce them. Closing the generator aborts the request.
 
-        Raises InvalidRequest before the first chunk, EngineFailure when the engine fails the request.
+        Raises InvalidRequest before the first chunk, EngineFailure when the engine fails the request, and
+        ReplicaLost when it ends with the request unfinished.
         """
         # An id of our own: the client's may be in use, or may still be on its way out of the engine.
         own = replace(request, request_id=f"{request.request_id}#{next(self._ids)}")
         stream = self._open(own.request_id)
         unfinished = request.n
         try:
-            self._engine.submit(own)
+            grammar = own.sampling.grammar
+            # In a thread: others' chunks must go on meanwhile.
+            matcher = await asyncio.to_thread(self._engine.compile, grammar) if grammar else None
+            self._engine.submit(own, matcher)
             self._notify()
             while unfinished:
                 item = await stream.queue.get()
-                if isinstance(item, EngineFailure):
+                if isinstance(item, ReplicaLost):
                     raise item
                 if item.finish == "error":
                     raise EngineFailure(item.error or "the engine failed this request")
@@ -80,24 +108,56 @@ class AsyncEngine:
         self._engine.apply(policy)
         self._notify()
 
+    def health(self) -> Health:
+        """From any thread, also while a step runs."""
+        report, pool = self._report, self._engine.cache.pool
+        return Health(
+            state="stopped" if self._stopped else "stuck" if self._stuck() else "ok",
+            since_step_s=self._clock() - self._step_ended,
+            running=report.running if report else 0,
+            waiting=report.waiting if report else 0,
+            kv_used_blocks=report.kv_used_blocks if report else 0,
+            kv_total_blocks=pool.num_blocks,
+        )
+
     def check_health(self) -> None:
-        """Raises EngineFailure when the engine's thread is gone."""
+        """Raises EngineFailure when the engine's thread is gone, or is in a step that does not end.
+
+        In the second case it gives up: open streams end with ReplicaLost, so that they can go on elsewhere.
+        """
         if self._stopped:
             raise EngineFailure("the engine has stopped")
+        if self._stuck():
+            self._stopping = True
+            self._end("the engine is stuck")
+            raise EngineFailure(f"the engine's step has not ended for {self._stuck_after_s:g} s")
 
-    def shutdown(self) -> None:
-        """Stop stepping; open streams end with an error."""
+    def shutdown(self, timeout_s: float = JOIN_S) -> None:
+        """Stop stepping; open streams end with ReplicaLost. A step that does not end is left behind."""
         self._stopping = True
         self._notify()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        self._end("the server is shutting down")
+
+    def _stuck(self) -> bool:
+        began = self._step_began
+        return began is not None and self._clock() - began >= self._stuck_after_s
 
     def _open(self, request_id: str) -> _Stream:
-        """Under the lock, so that a stream either is refused or is there when the thread ends."""
+        """Under the lock, so that a stream either is refused or is there when the engine ends."""
         stream = _Stream(asyncio.get_running_loop())
         with self._lock:
-            self.check_health()
+            if self._lost:
+                raise ReplicaLost(self._lost)
             self._streams[request_id] = stream
         return stream
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            reason = self._lost = self._lost or reason
+            streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put(ReplicaLost(reason))
 
     def _notify(self) -> None:
         with self._wake:
@@ -106,14 +166,12 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._wait():
+                self._step_began = self._clock()
                 self._step()
+                self._step_began, self._step_ended = None, self._clock()
         finally:
-            reason = "the server is shutting down" if self._stopping else "the engine has failed"
-            with self._lock:
-                self._stopped = True
-                streams, self._streams = self._streams, {}
-            for stream in streams.values():
-                stream.put(EngineFailure(reason))
+            self._stopped = True
+            self._end("the server is shutting down" if self._stopping else "the engine has failed")
 
     def _wait(self) -> bool:
         """Until there is work; False when there will be none any more."""
@@ -130,6 +188,7 @@ class AsyncEngine:
             self._deliver(self._engine.fail_all(f"engine step failed: {type(error).__name__}"))
             return
         self._deliver(output.chunks)
+        self._report = output.report
         try:
             self._listener(output.report)
         except Exception:

@@ -28,10 +28,17 @@ class OutputText:
     be delivered by now.
     """
 
-    def __init__(self, decoder: TextDecoder, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        stop: Sequence[str] = (),
+        prompt: Sequence[int] = (),
+        min_tokens: int = 0,  # a stop string that these complete does not count
+    ) -> None:
         self._decoder = decoder
         self._before = list(prompt[-PROMPT_TAIL:])
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
         self._ids: list[int] = []
         self._ends: list[int] = []  # text length after each token
         self._text = ""
@@ -126,6 +133,8 @@ class OutputText:
         What stays depends on the text alone, not on how many tokens a round gave: ids that end by the cut,
         and those whose text it divides.
         """
+        if len(self._ids) <= self._min_tokens:
+            return
         found = (self._text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stop)
         cut = min((at for at in found if at >= 0), default=None)
         if cut is None:

@@ -6,14 +6,17 @@ noise and filters cost about 1 ms a row at 49152 tokens, far more than the few c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from gammaray.engine.constraints import Constraints
 from gammaray.engine.drafters.base import DraftTree
 from gammaray.engine.logits import process
+from gammaray.errors import EngineFailure
 from gammaray.kernels import verify as rules
 from gammaray.kernels.philox import NoiseKeys, Purpose, uniform
 from gammaray.types import SamplingParams, Verification
@@ -28,6 +31,7 @@ class VerifyJob:
     sequence: int
     position: int  # absolute index, prompt included, of the next token to emit
     verification: Verification
+    constraints: Constraints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,12 @@ class Verdict:
     tokens: tuple[int, ...]  # their tokens, then the recovered or bonus token
     tested: int
     first_accepted: int
+    failed: bool = False  # no token can follow: the model gave no finite logit, or constraints left none
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Which of the job's rows of logits each token was chosen from."""
+        return (0, *(node + 1 for node in self.path))[: len(self.tokens)]
 
 
 def verify(logits: Tensor, jobs: Sequence[VerifyJob]) -> list[Verdict]:
@@ -54,7 +64,11 @@ def verify(logits: Tensor, jobs: Sequence[VerifyJob]) -> list[Verdict]:
     assert logits.shape[0] == sum(len(walk.children) for walk in walks), "one row per root and per node"
     alive = walks
     while alive:
-        steps = _advance(logits, alive)
+        rows = _constrained(logits, alive)
+        finite = rows.amax(-1).isfinite()  # also False for NaN anywhere in a row
+        if not bool(finite.all()):
+            alive, rows = _drop_failed(alive, finite.tolist()), rows[finite]
+        steps = _advance(rows, alive)
         alive = [walk for walk, step in zip(alive, steps, strict=True) if walk.take(step)]
     return [walk.verdict() for walk in walks]
 
@@ -76,6 +90,11 @@ class _Walk:
     tokens: list[int] = field(default_factory=list)
     tested: int = 0
     first_accepted: int = 0
+    failed: bool = False
+
+    @property
+    def row(self) -> int:
+        return self.first_row + self.here
 
     @property
     def here(self) -> int:
@@ -99,7 +118,7 @@ class _Walk:
         return True
 
     def verdict(self) -> Verdict:
-        return Verdict(tuple(self.path), tuple(self.tokens), self.tested, self.first_accepted)
+        return Verdict(tuple(self.path), tuple(self.tokens), self.tested, self.first_accepted, self.failed)
 
 
 def _start(jobs: Sequence[VerifyJob]) -> list[_Walk]:
@@ -114,14 +133,33 @@ def _start(jobs: Sequence[VerifyJob]) -> list[_Walk]:
     return walks
 
 
+def _constrained(logits: Tensor, walks: list[_Walk]) -> Tensor:
+    """Logits of the nodes that the walks stand on, each under the constraints of its own path. [J, V]"""
+    rows = logits[[walk.row for walk in walks]]
+    for row, walk in zip(rows, walks, strict=True):
+        if walk.job.constraints is not None:
+            try:
+                walk.job.constraints.apply(row, walk.tokens)
+            except EngineFailure:  # of this request's grammar
+                row.fill_(-math.inf)
+    return rows
+
+
+def _drop_failed(walks: list[_Walk], finite: list[bool]) -> list[_Walk]:
+    for walk, good in zip(walks, finite, strict=True):
+        walk.failed = not good
+    return [walk for walk in walks if not walk.failed]
+
+
 def _advance(logits: Tensor, walks: list[_Walk]) -> list[_Step]:
+    """One step of each walk, from its row of logits [J, V]."""
     groups: dict[_Rule, list[int]] = {}
     for index, walk in enumerate(walks):
         groups.setdefault(_rule(walk.job), []).append(index)
     steps: dict[int, _Step] = {}
     for rule, members in groups.items():
         group = [walks[index] for index in members]
-        rows = logits[[walk.first_row + walk.here for walk in group]]
+        rows = logits if len(groups) == 1 else logits[members]
         steps.update(zip(members, rule(rows, group), strict=True))
     return [steps[index] for index in range(len(walks))]
 

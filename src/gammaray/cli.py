@@ -5,6 +5,7 @@ Exit codes: 0 good, 1 a finding or a failure, 2 bad input.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -80,11 +81,36 @@ def serve(
 @app.command()
 def chat(
     url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
+    tenant_key: Annotated[
+        str | None,
+        typer.Option(
+            "--tenant-key",
+            envvar="GAMMARAY_API_KEY",
+            help="API key. Other users of this machine can see it; the variable they cannot.",
+        ),
+    ] = None,
 ) -> None:
     """Chat with a running server. /reset forgets the conversation, /exit leaves, Ctrl-C stops an answer."""
     from gammaray.api.terminal import talk
 
-    talk(url)
+    talk(url, tenant_key)
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Option(help="What logs call the key.")] = "main",
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Make an API key: for a client the key, which is kept nowhere; for the configuration its line."""
+    from gammaray.api.auth import fingerprint, fresh_key
+    from gammaray.config import check_key, flow
+
+    secret = fresh_key()
+    entry = check_key(name, fingerprint(secret.encode()))
+    if as_json:
+        print(json.dumps({"key": secret, "name": entry.name, "sha256": entry.sha256}))
+    else:
+        print(f"key:    {secret}\nconfig: {flow(entry)}", end="")
 
 
 @app.command()

@@ -6,22 +6,24 @@ will bring is an error that says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from gammaray.errors import ConfigError
 from gammaray.types import MAX_TREE_NODES, Verification
-from gammaray.validation import Planned, Strict, explain, nearest, path
+from gammaray.validation import Planned, Strict, explain, nearest, path, shorten
 from gammaray.yamlfile import read
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 METHODS = ("ngram", "model")
-NO_KEYS = "no request can reach it: API keys, which tell tenants apart, are not supported yet"
+NO_KEYS = "no request can reach it: it has no api_keys (`gammaray key` makes one)"
+KEY_LISTS = {"api_keys", "operator_keys"}  # no value below these is ever shown
 PLANNED_METHODS = ("eagle", "eagle2", "eagle3", "medusa", "layerskip", "mamba", "suffix")
 
 
@@ -41,15 +43,17 @@ class KV(Strict):
 class Target(Strict):
     """The model whose output distribution is served."""
 
-    planned: ClassVar[Planned] = _later("tensor_parallel", "deterministic")
+    planned: ClassVar[Planned] = _later("tensor_parallel")
     model: str = Field(min_length=1)  # alias, Hugging Face id, local folder, or GGUF file
     dtype: Dtype = "auto"
+    deterministic: bool = False  # the same bits in every batch, with and without speculation
     max_model_len: int | None = Field(
         default=None, ge=2
     )  # tokens of prompt and output; None: the model's own
     kv: KV = KV()
     max_batch: int = Field(default=64, ge=1)  # sequences that run at once
     token_budget: int | None = Field(default=None, ge=1)  # tokens a step; None: chosen by the engine
+    max_waiting: int = Field(default=512, ge=1)  # sequences that wait for the engine; beyond it: 503
 
 
 class NgramDrafter(Strict):
@@ -81,7 +85,9 @@ def _known_method(value: Any) -> Any:
     if isinstance(value, dict) and value.get("method") not in METHODS:
         late = value.get("method") in PLANNED_METHODS
         text = "method {method} is not supported yet" if late else "unknown or missing method {method}"
-        context = {"method": repr(value.get("method")), "known": " or ".join(METHODS)}
+        method = value.get("method")
+        shown = shorten(ascii(method)) if isinstance(method, str | None) else type(method).__name__
+        context = {"method": shown, "known": " or ".join(METHODS)}
         raise PydanticCustomError("method", text + "; use {known}", context)
     return value
 
@@ -115,31 +121,79 @@ class Speculation(Strict):
         return self
 
 
+def _sha256(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-fA-F]{64}", value):
+        text = "must be the SHA-256 of a key, 64 hex digits; `gammaray key` makes a key and this line"
+        raise PydanticCustomError("sha256", text)
+    return value.lower()
+
+
+class Key(Strict):
+    """An API key as the server knows it. `name` is what logs call it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: Annotated[str, BeforeValidator(_sha256)]
+
+
+def _names_differ(keys: list[Key]) -> list[Key]:
+    names = [key.name for key in keys]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise PydanticCustomError("name", "two keys are named {name}", {"name": repr(twice)})
+    return keys
+
+
+Keys = Annotated[list[Key], AfterValidator(_names_differ)]
+
+
+class Limits(Strict):
+    """Of one tenant. Every ingress process counts on its own; None: no limit."""
+
+    planned: ClassVar[Planned] = {"tokens_per_day": (None,)}
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    max_concurrent: int | None = Field(default=None, ge=1)  # requests that are open at once
+    max_tokens: int | None = Field(default=None, ge=1)  # of one choice; also the default of its requests
+
+
 class Tenant(Strict):
     """A line of business. `drafter` names an entry of `drafters`; None decodes plainly."""
 
     planned: ClassVar[Planned] = _later(
-        "api_keys", "fallback_drafter", "pool", "buckets", "limits", "classes", "region", "warmup_s"
+        "fallback_drafter", "pool", "buckets", "classes", "region", "warmup_s"
     )
+    api_keys: Keys = Field(default_factory=list)
     drafter: str | None = None
     speculation: Speculation = Speculation()
+    limits: Limits = Limits()
 
 
 class Server(Strict):
-    """Where HTTP listens."""
+    """Where HTTP listens, and what it lets in."""
 
-    planned: ClassVar[Planned] = {"require_api_key": (False,)}
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=1, le=65535)
+    require_api_key: bool = False  # False: a request without a key belongs to the tenant `default`
+    operator_keys: Keys = Field(default_factory=list)  # for /gammaray/v1/
+    protect_metrics: bool = False  # /metrics and /dashboard need an operator key too
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1)
+    request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    access_log: str | None = Field(default=None, min_length=1)  # file; one JSON line a request
+
+
+class Telemetry(Strict):
+    """What may be told about requests."""
+
+    planned: ClassVar[Planned] = {"otlp_endpoint": (None,), "prometheus_port": ()}
+    log_prompts: bool = False  # prompts and answers in the access log
 
 
 class Config(Strict):
     """The whole tree. A tenant named `default` is always there; requests without a key are its own."""
 
-    planned: ClassVar[Planned] = _later("placement", "controller", "telemetry")
+    planned: ClassVar[Planned] = _later("placement", "controller")
     target: Target
     drafters: Mapping[str, Drafter] = {}
     tenants: Mapping[str, Tenant] = {}
+    telemetry: Telemetry = Telemetry()
     server: Server = Server()
 
     @model_validator(mode="before")
@@ -158,9 +212,35 @@ class Config(Strict):
                 raise PydanticCustomError("drafter", text, context)
         return self
 
+    @model_validator(mode="after")
+    def _keys_differ(self) -> Config:
+        seen: dict[str, str] = {}
+        for place, key in self._keys():
+            if key.sha256 in seen:
+                context = {"place": place, "other": seen[key.sha256]}
+                raise PydanticCustomError("key", "{place}: the same key as {other}", context)
+            seen[key.sha256] = place
+        return self
+
+    @model_validator(mode="after")
+    def _server_is_complete(self) -> Config:
+        server = self.server
+        if server.require_api_key and not any(tenant.api_keys for tenant in self.tenants.values()):
+            raise PydanticCustomError("keys", "server.require_api_key: no tenant has api_keys")
+        if server.protect_metrics and not server.operator_keys:
+            raise PydanticCustomError("keys", "server.protect_metrics: there are no server.operator_keys")
+        if self.telemetry.log_prompts and server.access_log is None:
+            raise PydanticCustomError("log", "telemetry.log_prompts: there is no server.access_log")
+        return self
+
+    def _keys(self) -> Iterator[tuple[str, Key]]:
+        for name, tenant in self.tenants.items():
+            yield from ((f"tenants.{name}.api_keys[{i}]", key) for i, key in enumerate(tenant.api_keys))
+        yield from ((f"server.operator_keys[{i}]", key) for i, key in enumerate(self.server.operator_keys))
+
     def unreachable_tenants(self) -> list[str]:
         """Tenants that no request can belong to (see NO_KEYS)."""
-        return [name for name in self.tenants if name != "default"]
+        return [name for name, tenant in self.tenants.items() if name != "default" and not tenant.api_keys]
 
     def with_server(self, host: str | None, port: int | None) -> Config:
         """This configuration with another address, checked again. Raises ConfigError."""
@@ -195,6 +275,19 @@ def load(file: str | Path | None = None) -> Config:
     return parse(read(text, str(file)), str(file))
 
 
+def check_key(name: str, sha256: str) -> Key:
+    """An entry of `api_keys`. Raises ConfigError for a name that none can have."""
+    try:
+        return Key(name=name, sha256=sha256)
+    except ValidationError:
+        raise ConfigError(f"a key cannot be named {name!r}: use up to 64 of A-Z a-z 0-9 . _ -") from None
+
+
+def flow(key: Key) -> str:
+    """A line of YAML, to be put into `api_keys`."""
+    return yaml.safe_dump(key.model_dump(), default_flow_style=True, width=1000, sort_keys=False)
+
+
 def dump(config: Config) -> str:
     """YAML that `load` turns into the same configuration."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
@@ -213,6 +306,8 @@ def _line(error: Any) -> str:
     location = error["loc"]
     if location[:1] == ("drafters",) and len(location) > 2:  # pydantic puts the union's tag into the path
         error = {**error, "loc": location[:2] + location[3:]}
+    if KEY_LISTS & set(location):  # a key may stand where its hash belongs
+        error = {**error, "input": None, "ctx": {}}
     where = path(error)
     if not where and not isinstance(error["input"], dict):
         return "expected a mapping with the key 'target'"

@@ -203,3 +203,15 @@ class ModelInfo:
     dtype: str
     device: str
     drafters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a replica's engine is. Counts are those after its last step."""
+
+    state: Literal["ok", "stuck", "stopped"]  # stuck: one step takes far too long
+    since_step_s: float  # since the last step ended; grows while nothing is asked
+    running: int  # sequences
+    waiting: int
+    kv_used_blocks: int
+    kv_total_blocks: int

@@ -13,17 +13,20 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 Planned = Mapping[str, tuple[object, ...]]  # key -> values that ask for nothing
 UNKNOWN = "unknown_key"
 UNSUPPORTED = "unsupported_key"
+MAX_ECHO = 60  # characters
+MAX_INTEGER: int = 10**MAX_ECHO  # Python refuses to print one of thousands of digits
 
 
 class Strict(BaseModel):
     """Frozen, no coercion, no unknown keys.
 
     `planned` maps keys that do not work in this version to the values that ask for nothing: such a
-    value is dropped, any other is an error that says so.
+    value is dropped, any other is an error that says so, with the key's entry of `reasons` if it has one.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     planned: ClassVar[Planned] = {}
+    reasons: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -34,12 +37,12 @@ class Strict(BaseModel):
 
     @classmethod
     def _keeps(cls, key: object, value: object) -> bool:
-        if key in cls.model_fields:
+        if key in _keys(cls):
             return True
         if key not in cls.planned:
             raise PydanticCustomError(UNKNOWN, "unknown key{hint}", _unknown(key, cls))
         if value not in cls.planned[str(key)]:
-            raise PydanticCustomError(UNSUPPORTED, "not supported yet{only}", _asked(str(key), cls))
+            raise PydanticCustomError(UNSUPPORTED, "not supported yet{why}{only}", _asked(str(key), cls))
         return False
 
 
@@ -48,7 +51,8 @@ def path(error: ErrorDetails) -> str:
     location: list[object] = list(error["loc"])
     if "key" in error.get("ctx", {}):  # the error is about one key of this mapping
         location.append(error["ctx"]["key"])
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{shorten(str(part))}" for part in location)
+    return "".join(parts).lstrip(".")
 
 
 def explain(error: ErrorDetails) -> str:
@@ -57,8 +61,15 @@ def explain(error: ErrorDetails) -> str:
     if error["type"] in (UNKNOWN, UNSUPPORTED, "missing"):
         return message
     value = error["input"]
-    short = isinstance(value, str | int | float) and len(repr(value)) <= 60
-    return f"{message} (got {value!r})" if short else message
+    return f"{message} (got {value!r})" if _is_short(value) else message
+
+
+def _is_short(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_ECHO and len(repr(value)) <= MAX_ECHO
+    if isinstance(value, int):
+        return -MAX_INTEGER < value < MAX_INTEGER
+    return isinstance(value, float)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -68,12 +79,23 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known here: {', '.join(names) or 'none'}"
 
 
+def shorten(text: str, limit: int = 100) -> str:
+    """What a client sent, short enough to send back."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _keys(model: type[Strict]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
 def _unknown(key: object, model: type[Strict]) -> dict[str, Any]:
-    name = str(key).encode("utf-8", "backslashreplace").decode()  # pydantic fails on a lone surrogate
-    return {"key": name, "hint": nearest(name, model.model_fields)}
+    # pydantic fails on a lone surrogate
+    name = shorten(str(key)).encode("utf-8", "backslashreplace").decode()
+    return {"key": name, "hint": nearest(name, _keys(model))}
 
 
 def _asked(key: str, model: type[Strict]) -> dict[str, Any]:
     neutral = " or ".join(json.dumps(value) for value in model.planned[key] if value is not None)
     only = f": leave it out or use {neutral}" if neutral else ""
-    return {"key": key, "only": only}
+    why = f" ({model.reasons[key]})" if key in model.reasons else ""
+    return {"key": key, "only": only, "why": why}

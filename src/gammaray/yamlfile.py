@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -24,10 +25,12 @@ def read(text: str, source: str) -> object:
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: list[object] = []
+        seen: set[Hashable] = set()
         for key, _ in node.value:
             name = key.value if key.tag == MERGE else self.construct_object(key, deep=True)
+            if not isinstance(name, Hashable):
+                break  # the constructor below refuses it
             if name in seen:
                 raise yaml.MarkedYAMLError(problem=f"key {name!r} appears twice", problem_mark=key.start_mark)
-            seen.append(name)
+            seen.add(name)
         return super().construct_mapping(node, deep=deep)

@@ -7,18 +7,19 @@ oracle on. The reference is the same request alone, without a drafter, in an eng
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.decoding import Driver, Outcome, run
+from support.decoding import Cycles, Driver, Outcome, run
 from support.tape import Letters, Pieces, TapeRunner
 
 from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter
 from gammaray.engine.engine import Engine, EngineOptions
 from gammaray.engine.text import TextDecoder
-from gammaray.types import PLAIN, GenerateRequest, PolicySnapshot, SamplingParams, SpeculationPlan
+from gammaray.types import PLAIN, GenerateRequest, Grammar, PolicySnapshot, SamplingParams, SpeculationPlan
 
 VOCAB = 6
 EOS = 5
@@ -52,6 +53,7 @@ def engine(
         options=EngineOptions(
             max_batch=max_batch, token_budget=budget, prefix_cache=prefix_cache, oracle=True
         ),
+        grammars=Cycles(VOCAB, EOS),  # type: ignore[arg-type]
     )
 
 
@@ -66,6 +68,25 @@ sampling = st.builds(
     stop=st.sampled_from([(), ("ab",), ("ca", "dda"), ("b",), ("漢a",)]),
     ignore_eos=st.booleans(),
 )
+constrained = st.builds(
+    replace,
+    sampling,
+    min_tokens=st.sampled_from([0, 0, 1]),
+    stop_token_ids=st.sampled_from([(), (2,)]),
+    bad_words=st.sampled_from([(), ((1,), (2, 3)), ((0, 0, 4),)]),
+    logit_bias=st.sampled_from([(), ((0, 1.5), (4, -100.0))]),
+    repetition_penalty=st.sampled_from([1.0, 1.2, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.5, -1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -0.5]),
+    logprobs=st.sampled_from([None, 0, 3]),
+    prompt_logprobs=st.sampled_from([None, 0, 2]),
+)
+grammatical = st.builds(
+    replace,
+    constrained,
+    grammar=st.sampled_from(["123", "04", "2"]).map(partial(Grammar, "regex")),
+    ignore_eos=st.just(False),
+)
 plans = st.builds(
     SpeculationPlan,
     drafter=st.sampled_from([None, "ngram", "good", "poor", "sampled", "short"]),
@@ -78,9 +99,10 @@ requests = st.lists(
         GenerateRequest,
         request_id=st.just("?"),
         prompt=prompts,
-        sampling=sampling,
+        sampling=sampling | constrained | grammatical,
         plan=plans,
         n=st.integers(1, 2),
+        priority=st.integers(0, 2),
         tenant=st.sampled_from(["a", "b"]),
     ),
     min_size=1,
@@ -102,7 +124,10 @@ def plainly(request: GenerateRequest, decoder: TextDecoder = LETTERS) -> dict[tu
 
 
 def same(found: Outcome, expected: Outcome) -> bool:
-    return (found.ids, found.text, found.finish) == (expected.ids, expected.text, expected.finish)
+    def all_of(outcome: Outcome) -> tuple[object, ...]:
+        return outcome.ids, outcome.text, outcome.finish, outcome.logprobs, outcome.prompt_logprobs
+
+    return all_of(found) == all_of(expected)
 
 
 @settings(max_examples=150)
@@ -201,3 +226,86 @@ def test_a_drafter_that_fails_costs_only_speed() -> None:
     assert same(outcome, plainly(request)["r", 0])
     assert outcome.stats is not None
     assert outcome.stats.drafted == 0
+
+
+SINGLE = {
+    "min_tokens": {"min_tokens": 20},
+    "stop_token_ids": {"stop_token_ids": (5,)},
+    "bad_words": {"bad_words": ((2, 3), (1,))},
+    "logit_bias": {"logit_bias": ((0, 2.0), (3, -100.0))},
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "presence_penalty": {"presence_penalty": 1.0},
+    "frequency_penalty": {"frequency_penalty": 0.7},
+    "grammar": {"grammar": Grammar("regex", "0123")},
+    "logprobs": {"logprobs": 3},
+    "prompt_logprobs": {"prompt_logprobs": 3},
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", SINGLE)
+def test_each_parameter_alone_does_something_and_speculates_like_plain(name: str, temperature: float) -> None:
+    plain_only = {
+        "max_tokens": 24,
+        "temperature": temperature,
+        "ignore_eos": name not in ("grammar", "min_tokens"),
+    }
+    accepted, changed = 0, False
+    for seed in range(6):
+        without = SamplingParams(**plain_only, seed=seed)  # type: ignore[arg-type]
+        sampling = replace(without, **SINGLE[name])
+        for drafter, width in (("good", 1), ("good", 3), ("ngram", 1), ("sampled", 2)):
+            prompt = (seed % 5, 2, 3, 1, 2)
+            asked = GenerateRequest("r", prompt, sampling, SpeculationPlan(drafter, 4, width))
+            (found,) = run(engine(), [asked]).values()
+            expected = plainly(asked)["r", 0]
+            assert same(found, expected)
+            assert found.stats is not None
+            accepted += found.stats.accepted
+        base = plainly(replace(asked, sampling=without))["r", 0]
+        changed |= not same(expected, base)
+    assert changed and accepted > 0
+
+
+def test_log_probabilities_are_those_of_the_raw_logits() -> None:
+    """At every position, also where penalties and a mask decided (B8: 0.0 for drafted tokens)."""
+    sampling = SamplingParams(
+        temperature=0.7, seed=3, max_tokens=20, ignore_eos=True, frequency_penalty=0.5, top_k=2,
+        bad_words=((1,),), logprobs=2, prompt_logprobs=1,
+    )  # fmt: skip
+    asked = GenerateRequest("r", (1, 2, 3, 1, 2), sampling, SpeculationPlan("good", 4, 2))
+    served = engine()
+    (found,) = run(served, [asked]).values()
+    tokens = [*asked.prompt, *found.ids]
+    logits, _ = served.runner.dense(tokens)
+    raw = logits.log_softmax(-1)
+    assert found.stats is not None and found.stats.accepted > 3
+    assert found.prompt_logprobs[0] is None
+    everything = [*found.prompt_logprobs[1:], *found.logprobs]
+    for position, entry in enumerate(everything, 1):
+        assert entry is not None
+        row = raw[position - 1].tolist()
+        assert entry.logprob == pytest.approx(row[tokens[position]], abs=1e-5)
+        best = sorted(range(VOCAB), key=lambda token: -row[token])
+        assert [token for token, _ in entry.top] == best[: len(entry.top)]
+    assert [len(entry.top) for entry in everything if entry] == [1] * 4 + [2] * 20
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_prompt_log_probabilities_are_whole_whatever_was_cached_or_preempted(cached: bool) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
+    asked = GenerateRequest("r", (1, 2, 3, 1, 2, 0, 4, 1, 2, 3, 0, 0, 1), sampling)
+    expected = plainly(asked)["r", 0]
+    assert len(expected.prompt_logprobs) == len(asked.prompt)
+    served = engine(blocks=16, budget=8)
+    driver = Driver(served)
+    if cached:
+        driver.submit([replace(asked, request_id="before", sampling=replace(sampling, prompt_logprobs=None))])
+        driver.finish()
+    driver.submit([replace(asked, n=2)])
+    driver.step()
+    for sequence in list(served.scheduler.running):  # in the middle of its prompt
+        served.scheduler._preempt(sequence)
+    driver.finish()
+    assert same(driver.outcomes["r", 0], expected)
+    assert driver.outcomes["r", 1].prompt_logprobs == ()

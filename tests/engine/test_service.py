@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from support.tape import Letters, TapeRunner
 
-from gammaray.engine.engine import Engine, EngineOptions
-from gammaray.engine.service import AsyncEngine
-from gammaray.errors import EngineFailure, InvalidRequest
-from gammaray.types import GenerateRequest, SamplingParams, StepReport
+from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
+from gammaray.engine.service import STEP_LIMIT_S, AsyncEngine, step_limit
+from gammaray.errors import EngineFailure, InvalidRequest, ReplicaLost
+from gammaray.types import GenerateRequest, Health, SamplingParams, StepReport
 
 
 def request(rid: str = "r", n: int = 1, max_tokens: int = 20) -> GenerateRequest:
@@ -141,11 +142,14 @@ def test_when_the_thread_dies_every_reader_is_told(service: AsyncEngine) -> None
         raise RuntimeError("dead")
 
     service._engine.fail_all = die  # type: ignore[method-assign]
-    service._engine.runner.forward = die  # type: ignore[method-assign]
-    with pytest.raises(EngineFailure, match="the engine has failed"):
-        asyncio.run(collect(service.generate(request())))
+    service._engine.scheduler.schedule = die  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(ReplicaLost, match="the engine has failed"):
+            asyncio.run(collect(service.generate(request())))
+    service._thread.join()
+    assert service.health().state == "stopped"
     with pytest.raises(EngineFailure, match="stopped"):
-        asyncio.run(collect(service.generate(request())))
+        service.check_health()
 
 
 def test_shutting_down_ends_open_streams_and_health(service: AsyncEngine) -> None:
@@ -153,9 +157,96 @@ def test_shutting_down_ends_open_streams_and_health(service: AsyncEngine) -> Non
         stream = service.generate(request(max_tokens=1900))
         await anext(stream)
         service.shutdown()
-        with pytest.raises(EngineFailure, match="shutting down"):
+        with pytest.raises(ReplicaLost, match="shutting down"):
             await collect(stream)
 
     asyncio.run(interrupted())
     with pytest.raises(EngineFailure, match="stopped"):
         service.check_health()
+
+
+class Stuck:
+    """A service whose engine's next step waits for `go`, and the time, which stands still."""
+
+    def __init__(self, service: AsyncEngine) -> None:
+        self.now, self.go, self.inside = 100.0, threading.Event(), threading.Event()
+        service._clock, service._step_ended = (lambda: self.now), self.now
+        forward = service._engine.runner.forward
+
+        def wait(rows: object) -> object:
+            self.inside.set()
+            self.go.wait()
+            return forward(rows)
+
+        service._engine.runner.forward = wait  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def stuck(service: AsyncEngine) -> Iterator[Stuck]:
+    state = Stuck(service)
+    yield state
+    state.go.set()
+
+
+def test_a_step_that_does_not_end_is_noticed_and_its_streams_may_go_on_elsewhere(
+    service: AsyncEngine, stuck: Stuck
+) -> None:
+    async def read() -> None:
+        reader = asyncio.create_task(collect(service.generate(request())))
+        await asyncio.to_thread(stuck.inside.wait)
+        stuck.now += STEP_LIMIT_S - 1
+        service.check_health()
+        assert service.health().state == "ok"
+        stuck.now += 1
+        assert service.health().state == "stuck"
+        assert service.health().since_step_s == STEP_LIMIT_S
+        assert not reader.done()
+        for _ in range(2):
+            with pytest.raises(EngineFailure, match="has not ended for 120 s"):
+                service.check_health()
+        with pytest.raises(ReplicaLost, match="stuck"):
+            await reader
+        with pytest.raises(ReplicaLost, match="stuck"):
+            await collect(service.generate(request()))
+
+    asyncio.run(read())
+    stuck.go.set()  # it was only slow: too late
+    service._thread.join()
+    assert service.health().state == "stopped"
+
+
+def test_an_idle_engine_is_never_stuck(service: AsyncEngine, stuck: Stuck) -> None:
+    stuck.now += 1e6
+    service.check_health()
+    assert service.health() == Health("ok", 1e6, 0, 0, 0, 600)
+
+
+def test_a_large_token_budget_may_take_longer() -> None:
+    assert step_limit(1) == step_limit(TOKEN_BUDGET) == STEP_LIMIT_S
+    assert step_limit(4 * TOKEN_BUDGET) == 4 * STEP_LIMIT_S
+
+
+def test_shutting_down_leaves_a_stuck_step_behind(service: AsyncEngine, stuck: Stuck) -> None:
+    async def read() -> None:
+        reader = asyncio.create_task(collect(service.generate(request())))
+        await asyncio.to_thread(stuck.inside.wait)
+        service.shutdown(timeout_s=0.01)
+        with pytest.raises(ReplicaLost, match="shutting down"):
+            await reader
+
+    asyncio.run(read())
+    assert service._thread.is_alive()
+
+
+def test_health_tells_what_the_last_step_left(service: AsyncEngine) -> None:
+    async def read() -> Health:
+        stream = service.generate(request(max_tokens=1900, n=2))
+        for _ in range(10):
+            await anext(stream)
+        health = service.health()
+        await stream.aclose()
+        return health
+
+    health = asyncio.run(read())
+    assert health.running == 2
+    assert 0 < health.kv_used_blocks < health.kv_total_blocks == 600

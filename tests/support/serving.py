@@ -6,16 +6,23 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import psutil
 
 from gammaray.errors import InvalidRequest
-from gammaray.types import GenerateRequest, ModelInfo, TokenChunk
+from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
 
 INFO = ModelInfo("tiny", vocab_size=256, max_model_len=4096, dtype="float32", device="cpu", drafters=())
+PATIENCE_S = 60.0
 WORDS = "the quick brown fox "
+
+
+def word(seed: int, position: int) -> str:
+    """What SlowEngine says at a position. A seed below 1000 shows in it."""
+    return f"{seed}.{position} " if seed < 1000 else WORDS.split(" ")[position % 4] + " "
 
 
 class SlowEngine:
@@ -32,21 +39,33 @@ class SlowEngine:
             file.write(line + "\n")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        if request.sampling.seed == 13:
+        seed = request.sampling.seed
+        if seed == 13:
             raise InvalidRequest("13 brings bad luck", param="seed", code="superstition")
         self._write("started")
         finished = False
         try:
-            for number in range(request.sampling.max_tokens):
-                if number == request.sampling.seed - 1000:
+            async for number in self._rounds(request):
+                if number == seed - 1000:
                     raise RuntimeError("a bug in the engine")
-                await asyncio.sleep(0.02)
                 last = number == request.sampling.max_tokens - 1
-                word = WORDS.split(" ")[number % 4] + " "
-                yield TokenChunk(request.request_id, 0, number, (1,), word, "length" if last else None)
+                for k in range(request.n):
+                    if number >= len(request.generated[k] if request.generated else ()):
+                        ids = ((seed + number + k) % INFO.vocab_size,)
+                        finish = "length" if last else None
+                        yield TokenChunk(request.request_id, k, number, ids, word(seed, number), finish)
             finished = True
         finally:
             self._write("finished" if finished else "aborted")
+
+    async def _rounds(self, request: GenerateRequest) -> AsyncGenerator[int, None]:
+        """Positions, from the first that some sequence has not said yet."""
+        for number in range(min(map(len, request.generated), default=0), request.sampling.max_tokens):
+            await asyncio.sleep(0.02)
+            yield number
+
+    def health(self) -> Health:
+        return Health("ok", 0.0, 0, 0, 0, 0)
 
     def check_health(self) -> None:
         pass
@@ -58,12 +77,19 @@ class SlowEngine:
 class ByteTokenizer:
     bos_token_id = 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def apply_chat_template(
-        self, conversation: Sequence[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool
-    ) -> list[int]:
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        return f"<0x{ids:02X}>"
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(i): i for i in range(128)}
+
+    def apply_chat_template(self, conversation: Sequence[dict[str, str]], **options: bool) -> list[int]:
         return self.encode("".join(turn["content"] for turn in conversation))
 
 
@@ -71,6 +97,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 class Cluster:

@@ -83,7 +83,8 @@ class TapeRunner:
 
     def _read(self, row: Row) -> list[np.ndarray]:
         tree_start = row.start + len(row.pending)
-        last = [self._context(row, range(tree_start))] if row.pending else []
+        ends = range(max(row.start, tree_start - row.logits) + 1, tree_start + 1)
+        last = [self._context(row, range(end)) for end in ends]
         paths: list[list[int]] = []
         for node, parent in enumerate(row.tree_parents):
             paths.append([*(paths[parent] if parent >= 0 else []), tree_start + node])

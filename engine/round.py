@@ -1,0 +1,112 @@
+"""What one step computes, before any sequence changes: drafts, logits, verdicts, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from gammaray.engine import logprobs
+from gammaray.engine.batch import Row
+from gammaray.engine.drafters.base import DraftTree
+from gammaray.engine.runner import ModelRunner
+from gammaray.engine.scheduler import Slice
+from gammaray.engine.verifier import Verdict, VerifyJob, verify
+from gammaray.types import Logprobs
+
+
+@dataclass(slots=True)
+class Round:
+    """By rid. `ends` are the slices that reach the end of their sequence and so get a verdict."""
+
+    slices: list[Slice] = field(default_factory=list)
+    ends: list[Slice] = field(default_factory=list)
+    drafted: dict[str, int] = field(default_factory=dict)  # nodes proposed
+    trees: dict[str, DraftTree] = field(default_factory=dict)  # ... and verified
+    logits: Tensor | None = None  # [N, V] of the ends: each one's root, then its nodes
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)  # one per token of the verdict
+    prompt_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)  # of this slice's successors
+
+
+def compute(
+    runner: ModelRunner, slices: list[Slice], trees: Mapping[str, DraftTree], drafted: Mapping[str, int]
+) -> Round:
+    """One pass of the target over the slices and their drafts, and what it says of them."""
+    done = Round(
+        slices=slices,
+        ends=[part for part in slices if part.pending == part.sequence.pending],
+        drafted=dict(drafted),
+        trees=dict(trees),
+    )
+    if not slices:
+        return done
+    rows = [_row(part, trees.get(part.sequence.rid)) for part in slices]
+    logits = runner.forward(rows)  # [N, V]: of each row the pending tokens that want some, then the nodes
+    _score_prompts(done, rows, logits)
+    done.logits = _of_ends(done, rows, logits)
+    verdicts = verify(done.logits, [_job(part, trees.get(part.sequence.rid)) for part in done.ends])
+    done.verdicts = {part.sequence.rid: verdict for part, verdict in zip(done.ends, verdicts, strict=True)}
+    _score_tokens(done)
+    return done
+
+
+def _row(part: Slice, tree: DraftTree | None) -> Row:
+    sequence, start = part.sequence, part.sequence.table.computed
+    return Row(
+        pending=sequence.tokens[start : start + part.pending],
+        start=start,
+        blocks=sequence.table.blocks,
+        tree_tokens=tree.tokens if tree else (),
+        tree_parents=tree.parents if tree else (),
+        logits=part.pending if sequence.scoring else int(part.pending == sequence.pending),
+    )
+
+
+def _job(part: Slice, tree: DraftTree | None) -> VerifyJob:
+    sequence = part.sequence
+    return VerifyJob(
+        tree=tree,
+        sampling=sequence.request.sampling,
+        sequence=sequence.index,
+        position=len(sequence.tokens),
+        verification=sequence.request.plan.verification,
+        constraints=sequence.constraints,
+    )
+
+
+def _score_prompts(done: Round, rows: Sequence[Row], logits: Tensor) -> None:
+    """The logits of a prompt token are about the next one."""
+    first = 0
+    for part, row in zip(done.slices, rows, strict=True):
+        sequence = part.sequence
+        if sequence.scoring:
+            following = sequence.request.prompt[row.start + 1 : row.start + 1 + part.pending]
+            top = sequence.request.sampling.prompt_logprobs or 0
+            found = logprobs.report(logits[first : first + len(following)], following, top)
+            done.prompt_logprobs[sequence.rid] = found
+        first += row.wanted
+
+
+def _of_ends(done: Round, rows: Sequence[Row], logits: Tensor) -> Tensor:
+    if not done.prompt_logprobs:
+        return logits
+    keep: list[int] = []
+    first = 0
+    for part, row in zip(done.slices, rows, strict=True):
+        own = range(first, first + row.wanted)
+        keep += own[-1 - len(row.tree_tokens) :] if part in done.ends else ()
+        first = own.stop
+    return logits[keep]
+
+
+def _score_tokens(done: Round) -> None:
+    first = 0
+    for part in done.ends:
+        sequence = part.sequence
+        verdict, top = done.verdicts[sequence.rid], sequence.request.sampling.logprobs
+        if top is not None and done.logits is not None:
+            rows = done.logits[[first + row for row in verdict.rows]]
+            done.logprobs[sequence.rid] = logprobs.report(rows, verdict.tokens, top)
+        first += 1 + (len(done.trees[sequence.rid]) if sequence.rid in done.trees else 0)
