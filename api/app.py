@@ -1,35 +1,88 @@
-"""The HTTP application over an EngineClient: OpenAI's routes and two probes."""
+"""The HTTP application over an EngineClient: OpenAI's routes, two probes and the operator's routes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
+from starlette.middleware import Middleware
 
 from gammaray import __version__
-from gammaray.api import errors, job, prompt
+from gammaray.api import errors, job, prompt, visit
+from gammaray.api.auth import OPERATOR, Keyring
+from gammaray.api.body import BodyLimit, StrictRoute
 from gammaray.api.client import EngineClient, Planner, Tokenizer
+from gammaray.api.drain import Drain, Entrance
+from gammaray.api.gate import Gate, Record, RequestId
+from gammaray.api.job import Terms
+from gammaray.api.limits import Limiter
+from gammaray.api.log import AccessLog
 from gammaray.api.respond import respond
-from gammaray.api.schema import ChatBody, CompletionBody
+from gammaray.api.schema import ChatBody, CompletionBody, GenerationBody
 from gammaray.api.shape import CHAT, COMPLETION
+from gammaray.api.tokens import Vocabulary
+from gammaray.api.visit import Visit
 from gammaray.config import Config
-from gammaray.errors import NotFound, Overloaded
+from gammaray.errors import GammarayError, NotFound, Overloaded
 from gammaray.types import ModelInfo
+from gammaray.validation import shorten
 
 READY_TIMEOUT_S = 5.0
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or with `stream` its events", "content": {"text/event-stream": {}}}
+}
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on this route
+T = TypeVar("T")
 
 
-def create_app(client: EngineClient, tokenizer: Tokenizer, planner: Planner, config: Config) -> FastAPI:
-    """Routes and error handlers. Nothing is asked of the engine before the first request."""
-    app = FastAPI(title="gammaray", version=__version__, docs_url=None, redoc_url=None)
+def create_app(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    planner: Planner,
+    config: Config,
+    drain: Drain | None = None,
+    tell_ids: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> FastAPI:
+    """Routes and error handlers. Nothing is asked of the engine before the first request.
+
+    `drain`: how its end is announced. `tell_ids` False: a proxy puts request ids into responses. `clock`
+    (s) counts rate limits. Raises ConfigError when the access log cannot be written.
+    """
+    app = FastAPI(
+        title="gammaray",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=errors.RESPONSES,
+        middleware=_way_in(config, drain or Drain(), tell_ids, clock),
+    )
+    app.router.route_class = StrictRoute
     errors.install(app)
     _add_probes(app, client)
+    _add_operator(app, client)
     _add_models(app, config)
     _add_generation(app, client, tokenizer, planner, config)
     return app
+
+
+def _way_in(config: Config, drain: Drain, tell_ids: bool, clock: Callable[[], float]) -> list[Middleware]:
+    """What every request passes on its way to a route, in this order."""
+    server = config.server
+    log = AccessLog(server.access_log, config.telemetry.log_prompts) if server.access_log else None
+    limiters = {name: Limiter(tenant.limits, clock) for name, tenant in config.tenants.items()}
+    return [
+        Middleware(RequestId, tell=tell_ids),
+        Middleware(Record, seconds=server.request_timeout_s, log=log),
+        Middleware(Entrance, drain=drain),
+        Middleware(BodyLimit, limit=server.max_body_bytes),
+        Middleware(Gate, keys=Keyring(config), limiters=limiters),
+    ]
 
 
 def _add_probes(app: FastAPI, client: EngineClient) -> None:
@@ -41,32 +94,27 @@ def _add_probes(app: FastAPI, client: EngineClient) -> None:
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
         """The model answers; 503 until it does."""
-        info = await _answering(client)
+        info = await _in_time(client.info())
         return {"status": "ready", "model": info.name, "dtype": info.dtype, "device": info.device}
 
 
-def _check_model(name: str, config: Config) -> None:
-    if name != config.target.model:
-        message = f"there is no model {name!r}; this server has {config.target.model!r}"
-        raise NotFound(message, param="model", code="model_not_found")
+def _add_operator(app: FastAPI, client: EngineClient) -> None:
+    @app.get(f"{OPERATOR}/health", include_in_schema=False)
+    async def health() -> dict[str, Any]:
+        """What this server is, and how its engine is."""
+        about: dict[str, Any] = {"status": "ok", "version": __version__, "reason": None}
+        about |= {"engine": None, "model": None}
+        try:
+            about["engine"] = asdict(await _in_time(client.health()))
+            about["model"] = asdict(await _in_time(client.info()))
+        except GammarayError as error:
+            about |= {"status": "unavailable", "reason": error.message}
+        return about
 
 
-class _KnownModel:
-    """Asks once: a replica that comes back has the same model."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
-        self._info: ModelInfo | None = None
-
-    async def info(self) -> ModelInfo:
-        if self._info is None:
-            self._info = await _answering(self._client)
-        return self._info
-
-
-async def _answering(client: EngineClient) -> ModelInfo:
+async def _in_time(answer: Awaitable[T]) -> T:
     try:
-        return await asyncio.wait_for(client.info(), READY_TIMEOUT_S)
+        return await asyncio.wait_for(answer, READY_TIMEOUT_S)
     except TimeoutError:
         raise Overloaded("the model is not ready yet; try again") from None
 
@@ -87,28 +135,60 @@ def _add_models(app: FastAPI, config: Config) -> None:
         return card
 
 
+def _check_model(name: str, config: Config) -> None:
+    if name != config.target.model:
+        message = f"there is no model {shorten(ascii(name))}; this server has {config.target.model!r}"
+        raise NotFound(message, param="model", code="model_not_found")
+
+
+class _KnownModel:
+    """Asks once: a replica that comes back has the same model."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._info: ModelInfo | None = None
+
+    async def info(self) -> ModelInfo:
+        if self._info is None:
+            self._info = await _in_time(self._client.info())
+        return self._info
+
+
 def _add_generation(
     app: FastAPI, client: EngineClient, tokenizer: Tokenizer, planner: Planner, config: Config
 ) -> None:
-    model = _KnownModel(client)
+    model, vocabulary = _KnownModel(client), Vocabulary(tokenizer)
 
-    @app.post("/v1/completions", response_model=None)
+    @app.post("/v1/completions", response_model=None, responses=STREAMS)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continues one or more prompts."""
-        _check_model(body.model, config)
-        info = await model.info()
-        # In a thread, here and below: a long prompt takes seconds, in which other streams must go on.
-        prompts = [
-            await asyncio.to_thread(prompt.completion_ids, text, tokenizer, info) for text in body.prompt
-        ]
-        made = job.build("cmpl", body, prompts, planner, info, COMPLETION_MAX_TOKENS)
+        seen = visit.of(request.scope)
+        terms = _accept(body, body.prompt, seen, config, COMPLETION_MAX_TOKENS)
+        async with seen.in_time():
+            info = await model.info()
+            # In a thread, here and below: a long prompt takes seconds, in which other streams must go on.
+            inputs = await asyncio.to_thread(prompt.completion_inputs, body, vocabulary, info)
+        made = job.build("cmpl", body, inputs, planner, info, terms)
         return await respond(request, client, made, body, COMPLETION)
 
-    @app.post("/v1/chat/completions", response_model=None)
+    @app.post("/v1/chat/completions", response_model=None, responses=STREAMS)
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answers a conversation, until the model stops or its context ends."""
-        _check_model(body.model, config)
-        info = await model.info()
-        prompts = [await asyncio.to_thread(prompt.chat_ids, body.messages, tokenizer, info)]
-        made = job.build("chatcmpl", body, prompts, planner, info, None)
+        seen = visit.of(request.scope)
+        terms = _accept(body, body.messages, seen, config, None)
+        async with seen.in_time():
+            info = await model.info()
+            inputs = await asyncio.to_thread(prompt.chat_inputs, body, vocabulary, info)
+        made = job.build("chatcmpl", body, inputs, planner, info, terms)
         return await respond(request, client, made, body, CHAT)
+
+
+def _accept(
+    body: GenerationBody, asked: object, seen: Visit, config: Config, default_tokens: int | None
+) -> Terms:
+    """Notes what is asked and for how long, and says what the tenant grants. Raises NotFound."""
+    _check_model(body.model, config)
+    seen.model, seen.prompt = body.model, asked
+    tenant, notes = seen.identity.tenant, seen.shorten(body.timeout)
+    assert tenant is not None, "the gate lets nobody else pass"
+    return Terms(tenant, default_tokens, config.tenants[tenant].limits.max_tokens, notes)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from gammaray.api.client import EngineClient
 from gammaray.api.job import Job
 from gammaray.errors import EngineFailure
-from gammaray.types import TokenChunk
+from gammaray.types import GenerateRequest, TokenChunk
 
 Indexed = tuple[int, TokenChunk]  # index of the choice
 
@@ -39,12 +39,27 @@ async def _pump(
 ) -> None:
     try:
         async with aclosing(client.generate(job.requests[prompt])) as stream:
-            async for chunk in stream:
+            async for chunk in _prompt_first(stream, job.requests[prompt]):
                 queue.put_nowait((prompt * job.n + chunk.sequence, _checked(chunk)))
     except Exception as error:
         queue.put_nowait(error)
     else:
         queue.put_nowait(None)
+
+
+async def _prompt_first(
+    stream: AsyncGenerator[TokenChunk, None], request: GenerateRequest
+) -> AsyncGenerator[TokenChunk, None]:
+    """The same chunks; those of other choices wait for the one with the prompt's log-probabilities."""
+    waiting: list[TokenChunk] = []
+    ready = request.sampling.prompt_logprobs is None
+    async for chunk in stream:
+        ready = ready or chunk.sequence == 0
+        waiting.append(chunk)
+        if ready:
+            for each in sorted(waiting, key=lambda chunk: chunk.sequence):
+                yield each
+            waiting = []
 
 
 def _checked(chunk: TokenChunk) -> TokenChunk:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
-from gammaray.types import GenerateRequest, ModelInfo, SpeculationPlan, TokenChunk
+from gammaray.types import GenerateRequest, Health, ModelInfo, SpeculationPlan, TokenChunk
 
 
 class EngineClient(Protocol):
@@ -15,18 +15,34 @@ class EngineClient(Protocol):
         """The model behind this client; Overloaded while none answers."""
         ...
 
+    async def health(self) -> Health:
+        """How the engine of one replica is; Overloaded while none answers."""
+        ...
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """One chunk per round and sequence. Closing the generator aborts the request in the engine."""
         ...
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that prompts need."""
+    """The part of a Hugging Face tokenizer that prompts and answers need."""
 
     bos_token_id: int | None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids, with the special tokens that the checkpoint puts around a text."""
+        ...
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        """Text of ids; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: int, /) -> str | None:
+        """The name of one token in the vocabulary."""
+        ...
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Every name and its token id."""
         ...
 
     def apply_chat_template(
@@ -34,9 +50,14 @@ class Tokenizer(Protocol):
         conversation: Sequence[dict[str, str]],
         *,
         add_generation_prompt: bool,
+        continue_final_message: bool,
+        sanitize_control_tokens: bool,
         return_dict: bool,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
+        """Token ids of a conversation, ready for the assistant's answer.
+
+        `sanitize_control_tokens`: text of the conversation that spells a control token stays text.
+        """
         ...
 
 
@@ -45,6 +66,7 @@ class Planner(Protocol):
 
     def __call__(
         self,
+        tenant: str,
         *,
         seeded: bool,
         enabled: bool | None,
@@ -52,7 +74,7 @@ class Planner(Protocol):
         gamma: int | None,
         width: int | None,
     ) -> tuple[SpeculationPlan, tuple[str, ...]]:
-        """The plan for what a request asks (None: nothing), and what was cut back; InvalidRequest.
+        """The plan for what a tenant's request asks (None: nothing), and what was cut back; InvalidRequest.
 
         `seeded`: the client gave a seed.
         """

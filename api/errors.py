@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import traceback
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -10,12 +12,65 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
-from gammaray.errors import EngineFailure, GammarayError, InvalidRequest, NotFound, Overloaded
-from gammaray.validation import UNKNOWN, UNSUPPORTED, explain, path
+from gammaray.api import visit
+from gammaray.errors import (
+    EngineFailure,
+    GammarayError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TooLarge,
+    Unauthorized,
+)
+from gammaray.validation import UNKNOWN, UNSUPPORTED, explain, path, shorten
 
 logger = logging.getLogger(__name__)
-CODES = {UNKNOWN: "unknown_parameter", UNSUPPORTED: "unsupported_parameter", "missing": "missing_parameter"}
+FAULT_CODES = {
+    UNKNOWN: "unknown_parameter",
+    UNSUPPORTED: "unsupported_parameter",
+    "missing": "missing_parameter",
+}
+CODES = {  # by status, of errors that have no code of their own
+    400: "invalid_value",
+    401: "invalid_api_key",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "body_too_large",
+    422: "unprocessable",
+    429: "rate_limited",
+    503: "overloaded",
+}
+RESPONSES: dict[int | str, dict[str, Any]] = {  # for the OpenAPI document
+    "default": {
+        "description": "Any failure",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "error": {
+                            "type": "object",
+                            "properties": {
+                                "message": {"type": "string"},
+                                "type": {"type": "string"},
+                                "param": {"type": ["string", "null"]},
+                                "code": {"type": "string"},
+                            },
+                            "required": ["message", "type", "param", "code"],
+                        }
+                    },
+                    "required": ["error"],
+                }
+            }
+        },
+    }
+}
+MAX_MESSAGE = 1000  # characters
+GONE = 499  # nobody reads it; the number is for the access log
 
 
 def install(app: FastAPI) -> None:
@@ -28,30 +83,52 @@ def install(app: FastAPI) -> None:
 
 
 def body(error: GammarayError) -> dict[str, Any]:
-    """The JSON of one error. Text that is no Unicode (a client's own field name) is escaped."""
-    fields = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+    """The JSON of one error. What a client sent comes back short, and escaped if it is no Unicode."""
+    message, param = shorten(error.message, MAX_MESSAGE), error.param and shorten(error.param)
+    fields = {"message": message, "type": error.kind, "param": param, "code": code(error)}
     return {"error": {key: _printable(value) for key, value in fields.items()}}
 
 
+def code(error: Exception) -> str:
+    """Never empty, so that clients can rely on it."""
+    own, status = getattr(error, "code", None), getattr(error, "status", 500)
+    return own or CODES.get(status, "internal_error")
+
+
 def hide(error: Exception) -> GammarayError:
-    """An unexpected failure as a client may see it; the details go to the log."""
-    logger.error("request failed", exc_info=error)
+    """An unexpected failure as a client may see it. The log says where, but not what about.
+
+    The text of an exception may hold a prompt.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+    logger.error("request failed: %s at %s", type(error).__name__, places)
     return EngineFailure("the server failed on this request; its log has the details")
 
 
-def _response(error: GammarayError, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(body(error), error.status, headers)
+def response(error: GammarayError, scope: Scope) -> JSONResponse:
+    """The answer to a request that fails before it has an answer."""
+    visit.note(scope, code(error))
+    return JSONResponse(body(error), error.status, _headers(error))
 
 
-async def _on_known(_: Request, error: Exception) -> Response:
+def _headers(error: GammarayError) -> dict[str, str]:
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, Overloaded):
+        return {"Retry-After": f"{max(1, math.ceil(error.retry_after))}"}
+    # The rest of the body is still to come, and nobody wants to read it.
+    return {"Connection": "close"} if isinstance(error, TooLarge) else {}
+
+
+async def _on_known(request: Request, error: Exception) -> Response:
     assert isinstance(error, GammarayError)
-    wait = error.retry_after if isinstance(error, Overloaded) else None
-    return _response(error, None if wait is None else {"Retry-After": f"{max(1, round(wait))}"})
+    return response(error, request.scope)
 
 
-async def _on_invalid(_: Request, error: Exception) -> Response:
+async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _response(invalid(error.errors()[0]))
+    return response(invalid(error.errors()[0]), request.scope)
 
 
 def invalid(fault: Any) -> InvalidRequest:
@@ -65,7 +142,7 @@ def invalid(fault: Any) -> InvalidRequest:
     return InvalidRequest(
         f"{where}: {explain(fault)}".removeprefix(": "),
         param=where or None,
-        code=CODES.get(fault["type"], "invalid_value"),
+        code=FAULT_CODES.get(fault["type"]),
     )
 
 
@@ -75,19 +152,20 @@ def _no_object(fault: Any) -> bool:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    route = f"{request.method} {request.url.path}"
+    route = f"{shorten(request.method)} {shorten(request.scope['path'])}"
     if error.status_code == 404:
-        return _response(NotFound(f"there is no route {route}", code="unknown_url"))
-    wrong = InvalidRequest(f"{route}: {error.detail}")
+        return response(NotFound(f"there is no route {route}", code="unknown_url"), request.scope)
+    wrong = InvalidRequest(f"{route}: {error.detail}", code=CODES.get(error.status_code))
+    visit.note(request.scope, code(wrong))
     return JSONResponse(body(wrong), error.status_code, error.headers)
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it; the number is for the access log
+    return Response(status_code=GONE)
 
 
-async def _on_unknown(_: Request, error: Exception) -> Response:
-    return _response(hide(error))
+async def _on_unknown(request: Request, error: Exception) -> Response:
+    return response(hide(error), request.scope)
 
 
 def _printable(value: str | None) -> str | None:

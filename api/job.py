@@ -7,11 +7,22 @@ import time
 from dataclasses import dataclass
 
 from gammaray.api.client import Planner
+from gammaray.api.prompt import Inputs, check_ids
 from gammaray.api.schema import GenerationBody, SpeculationField
+from gammaray.errors import InvalidRequest
 from gammaray.types import GenerateRequest, ModelInfo, SamplingParams, SpeculationPlan
 
 MASK = 2**64 - 1
-TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the server grants a request; `notes` says what it was refused."""
+
+    tenant: str
+    default_tokens: int | None  # without `max_tokens`; None: what the model has room for
+    most_tokens: int | None  # None: no limit
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,46 +33,99 @@ class Job:
     created: int  # Unix seconds
     model: str
     n: int
+    inputs: Inputs
     requests: tuple[GenerateRequest, ...]
     plan: SpeculationPlan
     notes: tuple[str, ...]
+    has_logprobs: bool = False
+    prompt_only: bool = False  # max_tokens 0: the answer is the echo
 
 
 def build(
     prefix: str,
     body: GenerationBody,
-    prompts: list[tuple[int, ...]],
+    inputs: Inputs,
     planner: Planner,
     info: ModelInfo,
-    default_max_tokens: int | None,
+    terms: Terms,
 ) -> Job:
-    """`default_max_tokens` None: what the model has room for. Raises InvalidRequest."""
+    """The engine's part of a request. Raises InvalidRequest, also for more tokens than `terms` grants."""
     name = f"{prefix}-{secrets.token_hex(12)}"
     wish = body.speculation or SpeculationField()
-    chosen, notes = planner(seeded=body.seed is not None, **wish.model_dump())
+    chosen, clamped = planner(terms.tenant, seeded=body.seed is not None, **wish.model_dump())
+    default, capped = _granted(body, terms)
     requests = tuple(
         GenerateRequest(
             request_id=f"{name}-{index}",
             prompt=ids,
-            sampling=_sampling(body, info.max_model_len - len(ids), default_max_tokens),
+            sampling=_sampling(body, inputs, info, info.max_model_len - len(ids), default),
             plan=chosen,
             n=body.n or 1,
-            tenant=TENANT,
+            tenant=terms.tenant,
+            priority=body.priority or 0,
         )
-        for index, ids in enumerate(prompts)
+        for index, ids in enumerate(inputs.prompts)
     )
-    return Job(name, int(time.time()), body.model, body.n or 1, requests, chosen, notes)
+    notes = (*terms.notes, *clamped, *capped)
+    return Job(
+        name,
+        int(time.time()),
+        body.model,
+        body.n or 1,
+        inputs,
+        requests,
+        chosen,
+        notes,
+        body.top is not None,
+        body.token_limit == 0,
+    )
 
 
-def _sampling(body: GenerationBody, room: int, default_max_tokens: int | None) -> SamplingParams:
-    limit = body.token_limit or default_max_tokens or room
+def _granted(body: GenerationBody, terms: Terms) -> tuple[int | None, tuple[str, ...]]:
+    """The default of `max_tokens` under the tenant's limit, and a note when the limit decides it."""
+    default, most, asked = terms.default_tokens, terms.most_tokens, body.token_limit
+    if most is None:
+        return default, ()
+    if asked is not None and asked > most:
+        param = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+        message = f"{param} {asked} exceeds {most}, the limit of this tenant"
+        raise InvalidRequest(message, param=param, code="max_tokens")
+    if asked is None and (default is None or default > most):
+        return most, (f"max_tokens was set to {most}, the limit of this tenant",)
+    return default, ()
+
+
+def _sampling(
+    body: GenerationBody, inputs: Inputs, info: ModelInfo, room: int, default_max_tokens: int | None
+) -> SamplingParams:
+    check_ids(body.stop_token_ids, "stop_token_ids", info)
+    check_ids([token for token, _ in body.logit_bias], "logit_bias", info)
     return SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=max(body.top_k or 0, 0),
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=body.min_p or 0.0,
         seed=secrets.randbits(64) if body.seed is None else body.seed & MASK,
-        max_tokens=min(limit, room),
+        **_length(body, room, default_max_tokens),
         stop=tuple(body.stop),
         ignore_eos=body.ignore_eos,
+        stop_token_ids=tuple(body.stop_token_ids),
+        bad_words=inputs.bad_words,
+        logit_bias=tuple(body.logit_bias),
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        grammar=body.grammar,
+        logprobs=body.top,
+        prompt_logprobs=body.top if body.echoes else None,
     )
+
+
+def _length(body: GenerationBody, room: int, default_max_tokens: int | None) -> dict[str, int]:
+    """The engine has no run of 0 tokens: the answer to one leaves its only token out."""
+    asked = default_max_tokens if body.token_limit is None else body.token_limit
+    most, least = room if asked is None else min(max(asked, 1), room), body.min_tokens or 0
+    if least > most:
+        message = f"min_tokens {least} exceeds the {most} tokens that this answer may have"
+        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
+    return {"max_tokens": most, "min_tokens": least}

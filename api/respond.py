@@ -11,6 +11,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
+from gammaray.api import errors, visit
 from gammaray.api.answer import Answer
 from gammaray.api.chunks import Indexed, chunks
 from gammaray.api.client import EngineClient
@@ -18,6 +19,7 @@ from gammaray.api.job import Job
 from gammaray.api.schema import GenerationBody
 from gammaray.api.shape import Shape
 from gammaray.api.stream import EventStream, events
+from gammaray.api.visit import Visit
 
 T = TypeVar("T")
 
@@ -25,8 +27,13 @@ T = TypeVar("T")
 async def respond(
     request: Request, client: EngineClient, job: Job, body: GenerationBody, shape: Shape
 ) -> Response:
-    """Runs the job. A client that leaves before the first chunk, or before the whole, aborts it."""
-    answer, source = Answer(job), chunks(client, job)
+    """Runs the job until the request's deadline.
+
+    A client that leaves before the first chunk, or before the whole, aborts it.
+    """
+    seen = visit.of(request.scope)
+    answer = seen.answer = Answer(job)
+    source = _watched(chunks(client, job), seen)
     if not body.stream:
         await while_connected(request, _collect(source, answer))
         return JSONResponse(shape.answer(answer))
@@ -37,6 +44,24 @@ async def respond(
     except BaseException:  # the first event may have come in the moment that the client left
         await stream.aclose()
         raise
+
+
+async def _watched(source: AsyncGenerator[Indexed, None], seen: Visit) -> AsyncGenerator[Indexed, None]:
+    """The chunks, for the record. Raises TimedOut when the next one is not there in time."""
+    async with aclosing(source):
+        try:
+            while (item := await _next(source, seen)) is not None:
+                if seen.first_token is None:
+                    seen.first_token = asyncio.get_running_loop().time()
+                yield item
+        except Exception as error:
+            seen.error = errors.code(error)
+            raise
+
+
+async def _next(source: AsyncGenerator[Indexed, None], seen: Visit) -> Indexed | None:
+    async with seen.in_time():
+        return await anext(source, None)
 
 
 async def _collect(source: AsyncGenerator[Indexed, None], answer: Answer) -> None:

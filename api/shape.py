@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gammaray.api.answer import Answer
+from gammaray.api import logprobs
+from gammaray.api.answer import Answer, Piece, joined
 from gammaray.api.job import Job
 
 Choice = dict[str, Any]
@@ -14,12 +15,12 @@ Choice = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`whole` and `delta` make a choice from (index, text, finish_reason); `opening` begins a stream."""
+    """`whole` and `delta` make a choice from its index and a piece of it; `opening` begins a stream."""
 
     object: str
     stream_object: str
-    whole: Callable[[int, str, str | None], Choice]
-    delta: Callable[[int, str, str | None], Choice]
+    whole: Callable[[int, Piece], Choice]
+    delta: Callable[[int, Piece], Choice]
     opening: Callable[[int], Choice] | None
 
     def head(self, job: Job, stream: bool) -> dict[str, Any]:
@@ -28,27 +29,31 @@ class Shape:
 
     def answer(self, answer: Answer) -> dict[str, Any]:
         """The whole response."""
-        choices = [self.whole(i, "".join(c.text), c.finish) for i, c in enumerate(answer.choices)]
+        choices = [self.whole(i, joined(choice.pieces)) for i, choice in enumerate(answer.choices)]
         head = self.head(answer.job, stream=False)
         return {**head, "choices": choices, "usage": answer.usage(), "metrics": answer.metrics()}
 
 
-def _text(index: int, text: str, finish: str | None) -> Choice:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+def _text(index: int, piece: Piece) -> Choice:
+    entries = None if piece.entries is None else logprobs.completion(piece.entries)
+    return {"index": index, "text": piece.text, "logprobs": entries, "finish_reason": piece.finish}
 
 
-def _message(index: int, text: str, finish: str | None) -> Choice:
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+def _message(index: int, piece: Piece) -> Choice:
+    return _turn(index, piece, {"message": {"role": "assistant", "content": piece.text, "refusal": None}})
 
 
-def _delta(index: int, text: str, finish: str | None) -> Choice:
-    return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
+def _delta(index: int, piece: Piece) -> Choice:
+    return _turn(index, piece, {"delta": {"content": piece.text}})
+
+
+def _turn(index: int, piece: Piece, turn: dict[str, Any]) -> Choice:
+    entries = None if piece.entries is None else logprobs.chat(piece.entries)
+    return {"index": index, **turn, "logprobs": entries, "finish_reason": piece.finish}
 
 
 def _role(index: int) -> Choice:
-    delta = {"role": "assistant", "content": ""}
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return _turn(index, Piece("", None, None), {"delta": {"role": "assistant", "content": ""}})
 
 
 COMPLETION = Shape("text_completion", "text_completion", whole=_text, delta=_text, opening=None)

@@ -17,27 +17,31 @@ from gammaray.api.shape import Shape
 from gammaray.errors import GammarayError
 
 DONE = b"data: [DONE]\n\n"
+LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One event. JSON escapes every line break, so the data is one line."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """One event, its data on one line: JSON escapes the line ends of SSE, and we those that other readers
+    of lines know."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
+    return b"data: " + text.encode() + b"\n\n"
 
 
 async def events(
     chunks: AsyncGenerator[Indexed, None], answer: Answer, shape: Shape, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """The whole stream as events. Failures of the engine are raised, at the chunk where they happen."""
+    """The whole stream as events; one of them has the metrics. Failures of the engine are raised, at the
+    chunk where they happen."""
     head = shape.head(answer.job, stream=True) | ({"usage": None} if include_usage else {})
     opened: set[int] = set()
     async with aclosing(chunks):
         async for index, chunk in chunks:
-            answer.add(index, chunk)
+            piece = answer.add(index, chunk)
             if index not in opened and shape.opening is not None:
                 yield event({**head, "choices": [shape.opening(index)]})
             opened.add(index)
-            last = {"metrics": answer.metrics()} if answer.finished else {}
-            yield event({**head, "choices": [shape.delta(index, chunk.text, chunk.finish)], **last})
+            last = {"metrics": answer.metrics()} if answer.finished and not include_usage else {}
+            yield event({**head, "choices": [shape.delta(index, piece)], **last})
     if include_usage:
         yield event({**head, "choices": [], "usage": answer.usage(), "metrics": answer.metrics()})
     yield DONE

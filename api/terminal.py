@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from gammaray.errors import GammarayError
+from gammaray.errors import GammarayError, InvalidRequest
 
 Turn = dict[str, str]
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -36,12 +36,17 @@ class Reply:
 
 def talk(
     url: str,
+    key: str | None = None,
     read: Callable[[str], str] = input,
     show: Callable[[str], None] = lambda text: print(text, end="", flush=True),
     transport: httpx.BaseTransport | None = None,
 ) -> None:
-    """Reads lines until /exit or the end of input. Raises GammarayError when no server answers at `url`."""
-    with httpx.Client(base_url=url, timeout=httpx.Timeout(10, read=None), transport=transport) as http:
+    """Reads lines until /exit or the end of input; `key` is the tenant's API key.
+
+    Raises GammarayError when no server answers at `url`, or it wants another key.
+    """
+    timeout = httpx.Timeout(10, read=None)
+    with httpx.Client(base_url=url, headers=_headers(key), timeout=timeout, transport=transport) as http:
         model = _model(http)
         show(f"{model} at {url}: /reset forgets the conversation, /exit leaves, Ctrl-C stops an answer\n")
         turns: list[Turn] = []
@@ -51,6 +56,14 @@ def talk(
             elif line:
                 turns = _exchange(http, model, [*turns, {"role": "user", "content": line}], show)
     show("\n")
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidRequest("the key has characters that no key has")  # httpx's own error would show it
+    return {"Authorization": f"Bearer {key}"}
 
 
 def _line(read: Callable[[str], str]) -> str:
@@ -99,7 +112,10 @@ def _take(event: dict[str, Any], reply: Reply, show: Callable[[str], None]) -> N
 
 def _model(http: httpx.Client) -> str:
     try:
-        name: str = http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+        response = http.get("/v1/models")
+        if response.status_code in (401, 403):
+            raise GammarayError(f"{_reason(response.content)}; give it with --tenant-key or GAMMARAY_API_KEY")
+        name: str = response.raise_for_status().json()["data"][0]["id"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         message = f"no model server answers at {http.base_url}: {error}; start one with `gammaray serve`"
         raise GammarayError(message) from None

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from gammaray.config import Tenant
+from gammaray.config import Config, Tenant
 from gammaray.errors import InvalidRequest
 from gammaray.types import PLAIN, SpeculationPlan
+from gammaray.validation import shorten
 
 Notes = tuple[str, ...]
+
+
+class TenantPlanner:
+    """`plan` by the name of the tenant."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def __call__(self, tenant: str, **wish: Any) -> tuple[SpeculationPlan, Notes]:
+        return plan(self._config.tenants[tenant], self._config.drafters, **wish)
 
 
 def plan(
@@ -46,8 +58,8 @@ def _drafter(tenant: Tenant, drafters: Collection[str], wanted: str | None) -> s
         return tenant.drafter
     if wanted not in drafters:
         known = ", ".join(sorted(drafters)) or "none"
-        message = f"no drafter is named {wanted!r}; available: {known}"
-        raise InvalidRequest(message, param="speculation.drafter")
+        message = f"no drafter is named {shorten(ascii(wanted))}; available: {known}"
+        raise InvalidRequest(message, param="speculation.drafter", code="drafter_not_found")
     return wanted
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from functools import partial
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any
 
 import httpx
 import openai
 import pytest
+from support.asgi import connect
 
 from gammaray.api.app import create_app
 from gammaray.config import Config, parse
-from gammaray.routing.plan import plan
-from gammaray.types import GenerateRequest, ModelInfo, SpeculationStats, TokenChunk
+from gammaray.routing.plan import TenantPlanner
+from gammaray.types import GenerateRequest, Health, Logprobs, ModelInfo, SpeculationStats, TokenChunk
 
 CONFIG = {
     "target": {"model": "tiny"},
@@ -43,6 +45,9 @@ class FakeEngine:
         if self.info_error:
             raise self.info_error
         return INFO
+
+    async def health(self) -> Health:
+        return Health("ok", 0.5, running=1, waiting=2, kv_used_blocks=3, kv_total_blocks=4)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         self.requests.append(request)
@@ -75,25 +80,60 @@ class FakeEngine:
             stats=stats,
             cached_tokens=5 if last and sequence == 0 else 7 if last else 0,
             error="boom" if last and self.finish == "error" else None,
+            logprobs=logprobs((first, first + 1), request.sampling.logprobs),
+            prompt_logprobs=prompt_logprobs(request) if sequence == number == 0 else (),
         )
 
 
+def logprobs(ids: Sequence[int], top: int | None) -> tuple[Logprobs, ...]:
+    """Token i has -i/8; the best are the tokens 1, 2, ... of the vocabulary."""
+    if top is None:
+        return ()
+    best = tuple((token, -token / 8) for token in range(1, top + 1))
+    return tuple(Logprobs(-token / 8, best) for token in ids)
+
+
+def prompt_logprobs(request: GenerateRequest) -> tuple[Logprobs | None, ...]:
+    if request.sampling.prompt_logprobs is None:
+        return ()
+    return (None, *logprobs(request.prompt[1:], request.sampling.prompt_logprobs))
+
+
 class FakeTokenizer:
-    """UTF-8 bytes."""
+    """UTF-8 bytes; 0 is a special token."""
 
     def __init__(self) -> None:
         self.bos_token_id: int | None = 1
+        self.encoded = 0  # characters
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.encoded += len(text)
         return list(text.encode())
 
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        special = b"" if skip_special_tokens else b"<end>"
+        return b"".join(bytes([i]) if i else special for i in ids).decode(errors="replace")
+
+    def convert_ids_to_tokens(self, ids: int) -> str:
+        return f"<0x{ids:02X}>"
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(i): i for i in range(128)}
+
     def apply_chat_template(
-        self, conversation: Sequence[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool
+        self,
+        conversation: Sequence[dict[str, str]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        sanitize_control_tokens: bool,
+        return_dict: bool,
     ) -> list[int]:
-        assert add_generation_prompt and not return_dict
+        assert sanitize_control_tokens and not return_dict
         if conversation[0]["role"] == "assistant":
             raise ValueError("roles must alternate")
-        return self.encode("|".join(turn["role"][0] + turn["content"] for turn in conversation))
+        end = "" if add_generation_prompt else "~" if continue_final_message else "."
+        return self.encode("|".join(turn["role"][0] + turn["content"] for turn in conversation) + end)
 
 
 @pytest.fixture
@@ -113,7 +153,18 @@ def config() -> Config:
 
 @pytest.fixture
 def app(engine: FakeEngine, tokenizer: FakeTokenizer, config: Config):
-    return create_app(engine, tokenizer, partial(plan, config.tenants["default"], config.drafters), config)
+    return create_app(engine, tokenizer, TenantPlanner(config), config)
+
+
+@pytest.fixture
+def make_app(engine: FakeEngine, tokenizer: FakeTokenizer):
+    """The application under a configuration with other sections."""
+
+    def make(clock: Callable[[], float] = time.monotonic, **sections: Any):
+        config = parse(CONFIG | sections, "test")
+        return create_app(engine, tokenizer, TenantPlanner(config), config, clock=clock)
+
+    return make
 
 
 @pytest.fixture
@@ -123,8 +174,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def http(app) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with connect(app) as client:
         yield client
 
 

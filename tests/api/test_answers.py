@@ -182,12 +182,19 @@ async def test_metrics_of_all_choices(http: httpx.AsyncClient) -> None:
         "tau": 2.0,
         "alpha": 0.5,
         "histogram": [0, 2, 2, 2],
+        "num_spec_steps": 6,
+        "num_draft_tokens": 24,
+        "num_accepted_draft_tokens": 6,
+        "mean_acceptance_length": 2.0,
+        "draft_acceptance_rate": 0.25,
+        "acceptance_histogram": [2, 2, 2],
         "notes": [],
     }
     events = await sse(http, "/v1/completions", body)
     assert events[-2]["metrics"]["speculative_decoding"] == metrics
     events = await sse(http, "/v1/completions", body | {"stream_options": {"include_usage": True}})
     assert events[-2]["metrics"]["speculative_decoding"] == metrics
+    assert ["metrics" in event for event in events[:-2]] == [False] * (len(events) - 2)
 
 
 async def test_speculation_field(http: httpx.AsyncClient, engine) -> None:

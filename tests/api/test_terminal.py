@@ -8,6 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from gammaray.api.auth import fingerprint
 from gammaray.api.terminal import talk
 from gammaray.errors import EngineFailure, GammarayError
 
@@ -29,7 +30,7 @@ class InProcess(httpx.BaseTransport):
                 request.method,
                 request.url.path,
                 content=request.read(),
-                headers={"content-type": "application/json"},
+                headers=request.headers,
             )
         return httpx.Response(answer.status_code, content=answer.content)
 
@@ -46,7 +47,7 @@ def say(app) -> Callable[..., str]:
                 raise EOFError
             return line
 
-        talk("http://test", read, shown.append, InProcess(app))
+        talk("http://test", None, read, shown.append, InProcess(app))
         return "".join(shown)
 
     return conversation
@@ -90,8 +91,20 @@ def test_ctrl_c_stops_an_answer(app, engine) -> None:
             raise KeyboardInterrupt
 
     lines = iter(["hi", "/exit"])
-    talk("http://test", lambda _: next(lines), show, InProcess(app))
+    talk("http://test", None, lambda _: next(lines), show, InProcess(app))
     assert "[stopped]" in "".join(shown)
+
+
+def test_a_key_is_sent_and_a_wrong_one_explained(make_app, engine) -> None:
+    tenants = {"chat": {"api_keys": [{"name": "web", "sha256": fingerprint(b"gr-web")}]}}
+    app = make_app(tenants=tenants, server={"require_api_key": True})
+    lines = iter(["hi", "/exit"])
+    talk("http://test", "gr-web", lambda _: next(lines), lambda _: None, InProcess(app))
+    assert engine.requests[0].tenant == "chat"
+    for key, says in (("gr-wrong", "nobody has this API key"), (None, "an API key is needed")):
+        with pytest.raises(GammarayError, match=f"{says}.*GAMMARAY_API_KEY") as fault:
+            talk("http://test", key, transport=InProcess(app))
+        assert "gr-wrong" not in str(fault.value)
 
 
 def test_no_server() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import subprocess
@@ -11,11 +12,17 @@ import pytest
 import yaml
 
 from gammaray import __version__
+from gammaray.config import Config, parse
+from gammaray.yamlfile import read
 
 
 def gammaray(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gammaray.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def load_text(text: str) -> Config:
+    return parse(read(f"target: {{model: x}}\n{text}", "test"), "test")
 
 
 def test_version() -> None:
@@ -41,7 +48,8 @@ except SystemExit:
 def test_print_config() -> None:
     done = gammaray("serve", "--print-config", "--port", "9001")
     assert done.returncode == 0
-    assert yaml.safe_load(done.stdout)["server"] == {"host": "127.0.0.1", "port": 9001}
+    server = yaml.safe_load(done.stdout)["server"]
+    assert (server["host"], server["port"], server["require_api_key"]) == ("127.0.0.1", 9001, False)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +59,8 @@ def test_print_config() -> None:
         (["serve", "--port", "0"], "server.port"),
         (["serve", "--bogus"], "No such option"),
         (["srve"], "No such command"),
+        (["key", "--name", "a b"], "a key cannot be named 'a b'"),
+        (["chat", "--tenant-key", "gr-\xe4"], "the key has characters that no key has"),
     ],
 )
 def test_bad_input_is_2_and_no_traceback(arguments: list[str], says: str) -> None:
@@ -72,6 +82,21 @@ def test_a_port_in_use_stops_before_ray_starts() -> None:
     assert done.returncode == 2
     assert "Address already in use; choose another address with --host or --port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["main", "on", "1", "a.b-c_D"])
+def test_a_key_is_printed_once_with_its_line(name: str) -> None:
+    done = gammaray("key", "--name", name)
+    key, line = (text.split(maxsplit=1)[1] for text in done.stdout.splitlines())
+    assert yaml.safe_load(line) == {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
+    assert load_text(f"tenants: {{a: {{api_keys: [{line}]}}}}").tenants["a"].api_keys[0].name == name
+
+
+def test_keys_as_json() -> None:
+    first, second = (json.loads(gammaray("key", "--json").stdout) for _ in range(2))
+    assert set(first) == {"key", "name", "sha256"}
+    assert first["key"] != second["key"]
+    assert first["sha256"] == hashlib.sha256(first["key"].encode()).hexdigest()
 
 
 def test_chat_without_a_server_is_1() -> None:

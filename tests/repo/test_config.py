@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gammaray.config import dump, load, parse
+from gammaray.config import Config, dump, load, parse
 from gammaray.errors import ConfigError
 from gammaray.types import MAX_TREE_NODES
 from gammaray.yamlfile import read
@@ -22,6 +24,7 @@ target:
   kv: {block_size: 8, memory: 0.5, prefix_cache: false, num_blocks: 100}
   max_batch: 4
   token_budget: 64
+  max_waiting: 9
 drafters:
   lookup: {method: ngram, max_ngram: 3, min_ngram: 1}
   small: {method: model, model: other/model, dtype: bfloat16, draft_sampling: true}
@@ -29,8 +32,21 @@ tenants:
   chat:
     drafter: small
     speculation: {gamma: 16, tree_width: 4, enabled: false, verification: rejection}
-server: {host: 0.0.0.0, port: 9000}
+    api_keys: [{name: web, sha256: 5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8}]
+    limits: {requests_per_minute: 600, max_concurrent: 256, tokens_per_day: null, max_tokens: 4096}
+telemetry: {otlp_endpoint: null, log_prompts: true}
+server:
+  host: 0.0.0.0
+  port: 9000
+  require_api_key: true
+  operator_keys: [{name: ops, sha256: 04f8996da763b7a969b1028ee3007569eaf3a635486ddab211d512c85b9df8fb}]
+  protect_metrics: true
+  max_body_bytes: 1000
+  request_timeout_s: 1.5
+  access_log: access.jsonl
 """
+HASH = "ab" * 32
+KEY = f"{{name: web, sha256: {HASH}}}"
 
 
 def config(text: str):
@@ -76,6 +92,14 @@ def tenant(inner: str) -> str:
     return MODEL + f"tenants: {{a: {{{inner}}}}}\ndrafters: {{lookup: {{method: ngram}}}}"
 
 
+def keys(inner: str) -> str:
+    return tenant(f"api_keys: [{inner}]")
+
+
+def server(inner: str) -> str:
+    return MODEL + f"server: {{{inner}}}"
+
+
 def speculation(inner: str) -> str:
     return tenant(f"speculation: {{{inner}}}")
 
@@ -85,7 +109,7 @@ def speculation(inner: str) -> str:
     [
         (tenant("speculatoin: {}"), "tenants.a.speculatoin: unknown key; did you mean 'speculation'?"),
         ("target: {modle: x}", "target.modle: unknown key; did you mean 'model'?"),
-        (MODEL + "zzz: 1", "zzz: unknown key; known here: drafters, server, target, tenants"),
+        (MODEL + "zzz: 1", "zzz: unknown key; known here: drafters, server, target, telemetry, tenants"),
         (
             drafter("method: ngram, max_ngrm: 3"),
             "drafters.d.max_ngrm: unknown key; did you mean 'max_ngram'?",
@@ -94,9 +118,22 @@ def speculation(inner: str) -> str:
         (tenant("buckets: []"), "tenants.a.buckets: not supported yet"),
         (speculation("adaptive: true"), "tenants.a.speculation.adaptive: not supported yet"),
         (MODEL + "controller: {}", "controller: not supported yet"),
+        (tenant("limits: {tokens_per_day: 5}"), "tenants.a.limits.tokens_per_day: not supported yet"),
+        (tenant("limits: {max_concurrent: 0}"), "greater than or equal to 1 (got 0)"),
+        (MODEL + "telemetry: {prometheus_port: 1}", "telemetry.prometheus_port: not supported yet"),
+        (MODEL + "telemetry: {log_prompts: true}", "telemetry.log_prompts: there is no server.access_log"),
+        (server("require_api_key: true"), "server.require_api_key: no tenant has api_keys"),
+        (server("protect_metrics: true"), "server.protect_metrics: there are no server.operator_keys"),
+        (server("request_timeout_s: .inf"), "server.request_timeout_s"),
+        (server("max_body_bytes: 0"), "server.max_body_bytes"),
+        (keys("{name: web, sha256: abc}"), "tenants.a.api_keys[0].sha256: must be the SHA-256 of a key"),
+        (keys("{name: web}"), "tenants.a.api_keys[0].sha256: Field required"),
+        (keys(f"{{name: 'a b', sha256: {HASH}}}"), "tenants.a.api_keys[0].name: String should match"),
+        (keys(f"{KEY}, {KEY.replace('ab', 'cd')}"), "tenants.a.api_keys: two keys are named 'web'"),
         (drafter("method: eagle3, path: x"), "drafters.d: method 'eagle3' is not supported yet"),
         (drafter("method: magic"), "unknown or missing method 'magic'; use ngram or model"),
         (drafter("max_ngram: 3"), "unknown or missing method None"),
+        (drafter("method: [ngram]"), "unknown or missing method list"),
         (drafter("method: ngram, max_ngram: 2, min_ngram: 3"), "drafters.d: min_ngram must not exceed"),
         (tenant("drafter: lokup"), "tenants.a.drafter: no drafter is named 'lokup'; did you mean 'lookup'?"),
         (MODEL + "tenants: {a: {drafter: d}}", "known here: none"),
@@ -134,6 +171,51 @@ def test_every_fault_has_its_line() -> None:
     assert len(str(fault.value).splitlines()) == 2
 
 
+@pytest.mark.parametrize("case", [str.lower, str.upper])
+def test_a_key_belongs_to_one_place(case) -> None:
+    again = f"{{name: other, sha256: {case(HASH)}}}"
+    for text, places in (
+        (keys(f"{KEY}, {again}"), ("tenants.a.api_keys[1]", "tenants.a.api_keys[0]")),
+        (
+            MODEL + f"tenants: {{a: {{api_keys: [{KEY}]}}, b: {{api_keys: [{again}]}}}}",
+            ("tenants.b.api_keys[0]", "tenants.a.api_keys[0]"),
+        ),
+        (
+            keys(KEY) + f"\nserver: {{operator_keys: [{again}]}}",
+            ("server.operator_keys[0]", "tenants.a.api_keys[0]"),
+        ),
+    ):
+        with pytest.raises(ConfigError) as fault:
+            config(text)
+        assert str(fault.value) == f"test: {places[0]}: the same key as {places[1]}"
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "api_keys: [SECRET]",
+        "api_keys: SECRET",
+        "api_keys: {web: SECRET}",
+        "api_keys: [{name: web, sha256: SECRET}]",
+        "api_keys: [{name: web, key: SECRET}]",
+        "api_keys: [{name: SECRET!, sha256: x}]",
+        "api_keys: [{SECRET: web}]",
+        "api_keys: [[SECRET]]",
+    ],
+)
+def test_a_key_in_the_wrong_place_is_not_shown(inner: str) -> None:
+    for text in (tenant(inner), server(inner.replace("api_keys", "operator_keys"))):
+        with pytest.raises(ConfigError) as fault:
+            config(text.replace("SECRET", "gr-0123"))
+        assert "_keys" in str(fault.value)
+        assert "gr-0123" not in str(fault.value)
+
+
+def test_tenants_without_a_key_are_unreachable() -> None:
+    text = MODEL + f"tenants: {{a: {{}}, b: {{api_keys: [{KEY}]}}, default: {{}}}}"
+    assert config(text).unreachable_tenants() == ["a"]
+
+
 def test_merge_keys_may_be_overridden() -> None:
     text = "base: &b {model: x}\ntarget: {<<: *b, model: y}"
     assert read(text, "test") == {"base": {"model": "x"}, "target": {"model": "y"}}
@@ -157,12 +239,111 @@ def test_with_server() -> None:
         load().with_server(None, 70000)
 
 
-@given(st.text(max_size=200))
-def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
+def fields(model: type) -> set[str]:
+    """The keys of a section and of those inside it."""
+    inner = [field.annotation for field in model.model_fields.values()]
+    names = set(model.model_fields) | set(model.planned)
+    return names.union(*(fields(section) for section in inner if hasattr(section, "model_fields")))
+
+
+WORDS = [*sorted(fields(Config)), "method", "max_ngram", "sha256", "name", "gamma", "api_keys", "limits", "a"]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(["x" * 10_000, "\ud800", "ngram", "model", HASH])
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | st.dates()
+)
+NAMES = st.sampled_from(WORDS) | SCALARS
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+SECTIONS = st.dictionaries(
+    st.sampled_from(["target", "drafters", "tenants", "telemetry", "server"]),
+    TREES | st.dictionaries(st.sampled_from(WORDS), TREES, max_size=4),
+)
+
+
+def check(read_it) -> None:
+    """What is read is a configuration, or a ConfigError that can be printed and is not endless."""
     try:
-        config(text)
+        found = read_it()
     except ConfigError as error:
-        assert str(error)
+        assert 0 < len(str(error).encode("utf-8", "backslashreplace")) < 20_000
+    else:
+        assert isinstance(found, Config)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TREES | SECTIONS | SECTIONS.map(lambda tree: {"target": {"model": "x"}} | tree))
+def test_any_tree_is_a_configuration_or_a_config_error(tree: object) -> None:
+    check(lambda: parse(tree, "test"))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("key", ["max_batch", "model", "kv", "other"])
+def test_numbers_that_python_does_not_print(key: str, sign: int) -> None:
+    check(lambda: parse({"target": {"model": "x", key: sign * 10**5000}}, "test"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(SECTIONS.map(lambda tree: {"target": {"model": "x"}} | tree), st.data())
+def test_any_yaml_is_a_configuration_or_a_config_error(tree: dict, data: st.DataObject) -> None:
+    """Trees as YAML, with a few characters changed."""
+    try:
+        text = yaml.safe_dump(tree)
+    except (ValueError, yaml.YAMLError):  # an integer of 5,000 digits, or half a surrogate pair
+        return
+    at, new = data.draw(st.integers(0, len(text))), data.draw(st.text("[]{}&*!|>:-#'\"\n\ta1", max_size=3))
+    check(lambda: config(text[:at] + new + text[at + len(new) :]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
+def test_any_file_is_a_configuration_or_a_config_error(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "c.yaml")
+        file.write_bytes(content)
+        check(lambda: load(file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 20_000,
+        "{a: " * 5_000,
+        "- " * 5_000,
+        "&a [*a]",
+        "target: &a {model: *a}",
+        "target: {model: x}\ndrafters: &d {a: *d}",
+        "target: {model: x}\ndrafters: {a: &b {method: [*b]}}",
+        # a billion laughs: ten aliases of ten aliases of ...
+        "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)),
+        "l: &l0 [x]\n"
+        + "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 12))
+        + "target: {model: *l11, dtype: *l11}\ndrafters: {d: {method: *l11}}",
+        "target: {model: x}\n" + "".join(f"k{i}: 1\n" for i in range(5_000)),
+        "!!python/object/apply:os.system ['true']",
+        "? [a, {b: c}]\n: 1",
+        "%YAML 9.9\n---\na",
+        "a: 1\n---\nb: 2",
+        "\x00",
+        'target: {model: "\\ud800"}',
+        '"\\ud800": 1\ntarget: {model: x}',
+    ],
+    ids=range(17),
+)
+def test_hostile_files(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as fault:
+        load(file)
+    assert len(str(fault.value)) < 20_000
 
 
 @given(st.integers(-2, 20), st.integers(-2, 10))
