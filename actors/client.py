@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+from grpc import StatusCode
+from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from gammaray.errors import EngineFailure, GammarayError, Overloaded
-from gammaray.types import GenerateRequest, ModelInfo, TokenChunk
+from gammaray.errors import EngineFailure, GammarayError, Overloaded, ReplicaLost
+from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
+
+# Of a gRPC stream whose other end went away. Errors of the replica's own code come as Python exceptions.
+CUT = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.INTERNAL, StatusCode.UNKNOWN)
 
 
 class RayEngineClient:
@@ -26,6 +31,13 @@ class RayEngineClient:
         except Exception as error:
             raise as_ours(error) from error
         return info
+
+    async def health(self) -> Health:
+        try:
+            health: Health = await self._target.health.remote()
+        except Exception as error:
+            raise as_ours(error) from error
+        return health
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         call = self._streaming.generate.remote(request)
@@ -48,8 +60,12 @@ def as_ours(error: Exception) -> GammarayError:
         return error
     if isinstance(error, BackPressureError):
         return Overloaded("too many requests are waiting; try again", retry_after=error.retry_after_s or 1.0)
-    if isinstance(error, RayActorError | DeploymentUnavailableError):
-        return Overloaded("the model's replica is gone and comes back; try again", retry_after=5.0)
+    if isinstance(error, RayActorError | DeploymentUnavailableError) or _cut(error):
+        return ReplicaLost("the model's replica is gone and comes back; try again", retry_after=5.0)
     if isinstance(error, RayError | RayServeException):
         return EngineFailure(f"the call to the model failed: {type(error).__name__}")
     return EngineFailure(f"the model's replica failed: {type(error).__name__}")
+
+
+def _cut(error: Exception) -> bool:
+    return isinstance(error, AioRpcError) and error.code() in CUT

@@ -7,10 +7,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
 from gammaray.config import Config
 from gammaray.engine.threads import compute_with, usable_cores
-from gammaray.types import GenerateRequest, ModelInfo, TokenChunk
+from gammaray.errors import ReplicaLost
+from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
 
 
 class EngineService(Protocol):
@@ -22,12 +24,16 @@ class EngineService(Protocol):
         """Chunks as they come; closing it aborts the request."""
         ...
 
+    def health(self) -> Health:
+        """How it is, without waiting for a step."""
+        ...
+
     def check_health(self) -> None:
         """Raises when the engine no longer steps."""
         ...
 
     def shutdown(self) -> None:
-        """Ends the engine's thread."""
+        """Ends the engine's thread, within seconds."""
         ...
 
 
@@ -54,13 +60,20 @@ class TargetReplica:
     """Streams token chunks of one engine. Serve cancels a stream when its reader goes away."""
 
     def __init__(self, config: Config, engine_factory: EngineFactory, settings: ReplicaSettings) -> None:
+        log_beside_serve()
         if settings.loopback:
             bind_replica_to_loopback()
         compute_with(settings.threads or usable_cores())
         self._engine = engine_factory(config)
 
     async def info(self) -> ModelInfo:
+        """Raises ReplicaLost when the engine serves nobody any more: Serve takes a while to notice."""
+        if (state := self._engine.health().state) != "ok":
+            raise ReplicaLost(f"the engine is {state}; its replica will be replaced")
         return self._engine.info
+
+    async def health(self) -> Health:
+        return self._engine.health()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         async with aclosing(self._engine.generate(request)) as stream:

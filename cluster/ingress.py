@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
 from gammaray.actors.client import RayEngineClient
+from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
 from gammaray.api.app import create_app
 from gammaray.api.client import Tokenizer
-from gammaray.api.job import TENANT
+from gammaray.api.drain import Drain, EndingClient
+from gammaray.api.resume import ResumingClient
 from gammaray.config import Config
-from gammaray.routing.plan import plan
+from gammaray.routing.plan import TenantPlanner
 
 TokenizerFactory = Callable[[str], Tokenizer]
 
@@ -37,11 +38,23 @@ class Ingress:
         tokenizer_factory: TokenizerFactory,
         loopback: bool,
     ) -> None:
+        log_beside_serve()
         if loopback:
             bind_replica_to_loopback()
-        self._client, self._config = RayEngineClient(target), config
+        self._config, self._drain = config, Drain()
+        self._client = EndingClient(ResumingClient(RayEngineClient(target)), self._drain)
         self._tokenizer = tokenizer_factory(config.target.model)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        planner = partial(plan, self._config.tenants[TENANT], self._config.drafters)
-        return create_app(self._client, self._tokenizer, planner, self._config)
+        planner = TenantPlanner(self._config)
+        # Serve's proxy tells request ids.
+        return create_app(self._client, self._tokenizer, planner, self._config, self._drain, tell_ids=False)
+
+    async def drain(self) -> int:
+        """Takes no new requests from now on; returns how many are open."""
+        self._drain.close()
+        return self._drain.open
+
+    async def cut(self) -> None:
+        """Ends the open ones with an error."""
+        self._drain.cut()

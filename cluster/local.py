@@ -21,6 +21,8 @@ def environment(current: Mapping[str, str], local: bool) -> dict[str, str]:
         wanted |= {
             LOOPBACK[0]: LOOPBACK[1],
             "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # a chunk costs less than through actor calls
+            # A stuck engine ends no stream by itself: its replica would be drained for minutes.
+            "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         }
         if not any(name in current for name in AUTH):
             # Ray guards a new cluster by a token, and would write one to ~/.ray. This one ends with the run.

@@ -6,50 +6,65 @@ import io
 import logging
 import os
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from typing import Any
 
 import httpx
+import psutil
 
-from gammaray.cluster import local
+from gammaray.cluster import local, processes, proxy, stop
 from gammaray.config import NO_KEYS, Config, Server
 from gammaray.errors import ConfigError, GammarayError
 
 APP = "gammaray"
 OBJECT_STORE_BYTES = 128 * 2**20  # chunks are small; Ray would reserve a third of the memory
 READY_TIMEOUT_S = 60.0
+DEPLOY_POLL_S = 0.1
+NO_SIGNALS = stop.Signals()  # never installed
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def run(config: Config, address: str | None = None, **factories: Any) -> None:
-    """Serves until Ctrl-C or SIGTERM. Raises ConfigError when the configuration cannot be served.
+    """Serves until a signal: SIGINT, SIGTERM or SIGHUP. Open requests then finish first (docs/operation.md).
 
-    `factories`: see `app.build`.
+    Raises ConfigError when the configuration cannot be served, and GammarayError when requests had to be
+    cut off. `factories`: see `app.build`.
     """
-    began = time.monotonic()
-    print(f"starting {config.target.model} ...", file=sys.stderr, flush=True)
+    signals = stop.Signals()
+    signals.install()
+    began, cut = time.monotonic(), 0
+    _say(f"starting {config.target.model} ...")
     for tenant in config.unreachable_tenants():
-        print(f"warning: tenant {tenant!r}: {NO_KEYS}", file=sys.stderr, flush=True)
-    try:
-        with running(config, address, **factories) as url:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            seconds = time.monotonic() - began
-            print(ready_text(url, config.target.model, served_dtype(url), seconds), flush=True)
-            threading.Event().wait()
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        _say(f"warning: tenant {tenant!r}: {NO_KEYS}")
+    with suppress(stop.Stopped), running(config, address, signals, **factories) as url:
+        seconds = time.monotonic() - began
+        print(ready_text(url, config.target.model, served_dtype(url), seconds), flush=True)
+        while not signals.count:
+            time.sleep(stop.POLL_S)
+        limit_s = stop.drain_limit(config.server)
+        cut = stop.drain(stop.ServeEntrances(APP), limit_s, lambda: signals.count > 1, _say)
+        if cut:
+            raise stop.Stopped  # in a hurry
+    if cut:
+        raise GammarayError(f"stopped; {stop.requests(cut)} cut off before the end")
+    _say("stopped")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def running(config: Config, address: str | None = None, **factories: Any) -> Iterator[str]:
+def running(
+    config: Config, address: str | None = None, signals: stop.Signals = NO_SIGNALS, **factories: Any
+) -> Iterator[str]:
     """The application on a Ray cluster of this machine, or on the one at `address`; yields its URL.
 
-    Leaving it stops what entering it started, and nothing else. `factories`: see `app.build`.
+    Leaving it stops what entering it started, and nothing else: in order, or at once on stop.Stopped, which
+    it raises itself when a signal comes before it yields. `factories`: see `app.build`.
     """
     if address is None:
         local.check_port(config.server)
@@ -57,25 +72,30 @@ def running(config: Config, address: str | None = None, **factories: Any) -> Ite
     else:
         local.check_address(address)
     os.environ.update(local.environment(os.environ, local=address is None))
-    with _ray(address), _serve(config.server):
+    if address is None:
+        os.environ.update(proxy.environment(config.server))
+    with _ray(address, signals), _serve(config.server, ours=address is None):
+        signals.check()
         _deploy(config, loopback=address is None, **factories)
-        yield _wait_until_ready(config.server)
+        _wait_until_running(signals)
+        yield _wait_until_ready(config.server, signals)
 
 
 @contextmanager
-def _ray(address: str | None) -> Iterator[None]:
+def _ray(address: str | None, signals: stop.Signals) -> Iterator[None]:
     import ray
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
-    else:
-        _connect(address, quiet)
-    try:
-        yield
-    finally:
-        with _quietly():
-            ray.shutdown()
+    with processes.none_left() if address is None else nullcontext(set[psutil.Process]()) as ours:
+        signals.check()
+        try:
+            with signals.kept():
+                _init(address)
+            signals.check()
+            yield
+        finally:
+            ours.update(processes.descendants())  # after the raylet, its workers may be nobody's children
+            with _quietly():
+                ray.shutdown()
 
 
 def _quietly() -> AbstractContextManager[object]:
@@ -83,30 +103,41 @@ def _quietly() -> AbstractContextManager[object]:
     return redirect_stdout(io.StringIO())
 
 
-def _connect(address: str, options: dict[str, Any]) -> None:
+def _init(address: str | None) -> None:
     import ray
 
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+        return
     try:
-        ray.init(address, **options)
+        ray.init(address, **quiet)
     except Exception as error:
         raise ConfigError(f"cannot join the Ray cluster at {address!r}: {error}") from error
 
 
 @contextmanager
-def _serve(server: Server) -> Iterator[None]:
-    """Serve itself stays when it was there before; our application goes in any case."""
+def _serve(server: Server, ours: bool) -> Iterator[None]:
+    """Serve itself stays when it was there before; our application goes in any case. `ours`: the cluster."""
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     was_there = bool(serve.status().proxies)
-    if not was_there:
-        http = {"host": server.host, "port": server.port}
-        serve.start(http_options=http, proxy_location="HeadOnly", logging_config=QUIET)
+    hurry = False
     try:
+        if not was_there:
+            http = {"host": server.host, "port": server.port}
+            serve.start(http_options=http, proxy_location="HeadOnly", logging_config=QUIET)
         yield
+    except stop.Stopped:
+        hurry = True
+        raise
     finally:
-        with _quietly():
-            serve.delete(APP) if was_there else serve.shutdown()
+        if not (
+            hurry and ours
+        ):  # else the whole of Ray goes, and nobody waits for a replica that still loads
+            with _quietly():
+                serve.delete(APP, _blocking=not hurry) if was_there else serve.shutdown()
 
 
 def _deploy(config: Config, loopback: bool, **factories: Any) -> None:
@@ -114,12 +145,21 @@ def _deploy(config: Config, loopback: bool, **factories: Any) -> None:
 
     from gammaray.cluster.app import build
 
-    try:
-        application = build(config, loopback=loopback, **factories)
-        serve.run(application, name=APP, route_prefix="/", logging_config=QUIET)
-    except RuntimeError as error:
-        parts = serve.status().applications[APP].deployments.values()
-        raise start_error("\n".join([str(error), *(part.message for part in parts)])) from None
+    application = build(config, loopback=loopback, **factories)
+    target = serve.RunTarget(application, name=APP, route_prefix="/", logging_config=QUIET)
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def _wait_until_running(signals: stop.Signals) -> None:
+    """Raises ConfigError or GammarayError with the reason when a replica does not start."""
+    from ray import serve
+
+    while (state := serve.status().applications[APP]).status != "RUNNING":
+        signals.check()
+        if state.status == "DEPLOY_FAILED":
+            parts = state.deployments.values()
+            raise start_error("\n".join([state.message, *(part.message for part in parts)]))
+        time.sleep(DEPLOY_POLL_S)
 
 
 def start_error(report: str) -> GammarayError:
@@ -132,11 +172,12 @@ def start_error(report: str) -> GammarayError:
     return GammarayError(f"the application did not start: {reason} (traceback: Ray's logs/serve/replica_*)")
 
 
-def _wait_until_ready(server: Server) -> str:
+def _wait_until_ready(server: Server, signals: stop.Signals) -> str:
     """Polls over HTTP: the proxy learns its routes a moment after the replicas run."""
     url = f"http://{_reachable(server.host)}:{server.port}"
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
+        signals.check()
         try:
             if httpx.get(f"{url}/readyz", timeout=10, trust_env=False).status_code == 200:
                 return url

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, RayTaskError, TaskUnschedulableError
 from ray.serve.exceptions import BackPressureError
 
@@ -16,8 +19,8 @@ from gammaray.actors.target import ReplicaSettings, TargetReplica
 from gammaray.cluster import local
 from gammaray.config import load
 from gammaray.engine.threads import quota, usable_cores
-from gammaray.errors import EngineFailure, GammarayError, InvalidRequest, Overloaded
-from gammaray.types import GenerateRequest, ModelInfo, TokenChunk
+from gammaray.errors import EngineFailure, GammarayError, InvalidRequest, Overloaded, ReplicaLost
+from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
 
 
 class Engine:
@@ -26,6 +29,7 @@ class Engine:
     def __init__(self) -> None:
         self.threads = os.environ["OMP_NUM_THREADS"]
         self.events: list[str] = []
+        self.state = "ok"
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         try:
@@ -35,6 +39,9 @@ class Engine:
         except (GeneratorExit, asyncio.CancelledError):
             self.events.append("aborted")
             raise
+
+    def health(self) -> Health:
+        return Health(self.state, 1.0, 0, 0, 0, 9)
 
     def check_health(self) -> None:
         raise EngineFailure("stuck")
@@ -75,8 +82,25 @@ def test_replica_passes_threads_and_health(replica: TargetReplica) -> None:
     assert engine.events == ["shut down"]
 
 
+def test_a_replica_whose_engine_serves_nobody_says_so(replica: TargetReplica) -> None:
+    assert asyncio.run(replica.info()) is Engine.info
+    assert asyncio.run(replica.health()).kv_total_blocks == 9
+    replica._engine.state = "stuck"
+    with pytest.raises(ReplicaLost, match="stuck"):
+        asyncio.run(replica.info())
+    assert asyncio.run(replica.health()).state == "stuck"
+
+
+def test_logs_stay_as_they_are_outside_a_replica(replica: TargetReplica) -> None:
+    assert logging.getLogger("gammaray").propagate
+
+
 def task_error(cause: Exception) -> Exception:
     return RayTaskError("generate", "traceback", cause).as_instanceof_cause()
+
+
+def grpc_error(code: StatusCode) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata())
 
 
 def test_our_errors_come_out_of_ray_as_they_went_in() -> None:
@@ -90,7 +114,11 @@ def test_our_errors_come_out_of_ray_as_they_went_in() -> None:
 def test_rays_errors_become_ours() -> None:
     busy = as_ours(BackPressureError(5, 4, retry_after_s=7.0))
     assert isinstance(busy, Overloaded) and busy.retry_after == 7.0
-    assert isinstance(as_ours(ActorDiedError()), Overloaded)
+    assert not isinstance(busy, ReplicaLost)
+    for gone in (ActorDiedError(), grpc_error(StatusCode.UNAVAILABLE), grpc_error(StatusCode.CANCELLED)):
+        assert isinstance(as_ours(gone), ReplicaLost)
+    assert type(as_ours(grpc_error(StatusCode.RESOURCE_EXHAUSTED))) is EngineFailure
+    assert isinstance(as_ours(task_error(ReplicaLost("stuck"))), ReplicaLost)
     assert type(as_ours(task_error(KeyError("secret")))) is EngineFailure
     assert "secret" not in str(as_ours(task_error(KeyError("secret"))))
     assert type(as_ours(TaskUnschedulableError("no room"))) is EngineFailure

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 
 import httpx
 import psutil
 import pytest
-from support.serving import listeners, reachable_from_elsewhere
+from support.serving import eventually, listeners, reachable_from_elsewhere
 
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`"),  # in Ray itself
 ]
-PATIENCE_S = 30.0
 
 
 def body(**change: object) -> dict[str, object]:
     return {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5} | change
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_whole_and_streamed(cluster) -> None:
