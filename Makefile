@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 ARGS ?=
 
-.PHONY: help install serve test lint bench clean
+.PHONY: help install serve test lint bench clients fuzz clean
 
 help:
 	@echo "make install   create $(VENV) with the pinned packages (the targets below do it on their own)"
@@ -15,6 +15,8 @@ help:
 	@echo "make test      run every test (ARGS=\"tests/kernels -x\")"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     run the scripts of benchmarks/"
+	@echo "make clients   real OpenAI clients and AIPerf against a server of this checkout (ARGS=\"--only litellm\")"
+	@echo "make fuzz      schemathesis against a tiny server: over 5,000 requests"
 	@echo "make clean     remove $(VENV), caches and build output"
 
 install: $(STAMP)
@@ -46,5 +48,11 @@ bench: install
 	@set -e; for script in benchmarks/*.py; do \
 	  test -e "$$script" || continue; echo "$$script"; $(PY) "$$script" $(ARGS); done
 
+clients: install
+	$(PY) tests/clients/run.py $(ARGS)
+
+fuzz: install
+	$(PY) tests/clients/fuzz.py $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
