@@ -10,30 +10,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 from gammaray.engine.admission import check_request
-from gammaray.engine.constraints import constraints
 from gammaray.engine.drafters.base import Drafter, DraftTree
 from gammaray.engine.drafting import GuardedDrafter, described, draft
 from gammaray.engine.grammar import GrammarCompiler, Matcher, prune
-from gammaray.engine.kv import BlockTable, KVCache
+from gammaray.engine.intake import Intake
+from gammaray.engine.kv import KVCache
 from gammaray.engine.oracle import Oracle
-from gammaray.engine.round import Round, compute
+from gammaray.engine.report import report
+from gammaray.engine.round import Round, compute, moves
 from gammaray.engine.runner import ModelRunner
-from gammaray.engine.scheduler import Schedule, Scheduler, Slice
+from gammaray.engine.scheduler import Scheduler, Slice
 from gammaray.engine.sequence import Key, Sequence, round_stats
-from gammaray.engine.text import OutputText, TextDecoder
+from gammaray.engine.text import TextDecoder
 from gammaray.errors import ConfigError, InvalidRequest, Overloaded
 from gammaray.types import (
     FinishReason,
     GenerateRequest,
     Grammar,
-    KeyCounts,
     ModelInfo,
     PolicySnapshot,
     SpeculationStats,
@@ -90,8 +89,7 @@ class Engine:
         self.options = options
         self.policy = PolicySnapshot()
         self.steps = 0
-        self._decoder = decoder
-        self._eos = frozenset(eos)
+        self._intake = Intake(decoder, eos, runner.vocab_size)
         self._grammars = grammars
         self._clock = clock
         self._inbox: deque[Callable[[], None]] = deque()
@@ -151,7 +149,7 @@ class Engine:
             trees, proposed = self._draft(schedule.slices, scheduled + self.options.draft_deadline_s)
             drafted = self._clock()
             done = compute(self.runner, schedule.slices, trees, proposed)
-            self._compact(done)
+            self.runner.move(*moves(done, self.cache))
         except Exception as error:  # no sequence has changed yet
             self._isolate(schedule.slices, error)
         verified = self._clock()
@@ -162,7 +160,9 @@ class Engine:
             self._oracle.check(done, [sequence.table for sequence in self.scheduler])
         self.steps += 1
         marks = [began, scheduled, drafted, verified, self._clock()]
-        return StepOutput(self._take_chunks(), self._report(schedule, done.trees, counts, marks))
+        failures = sum(drafter.take_failures() for drafter in self.drafters.values())
+        told = report(self.steps, self.scheduler, schedule, done, counts, failures, marks)
+        return StepOutput(self._take_chunks(), told)
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every sequence with an error and give all its resources back, also after a step raised.
@@ -193,20 +193,6 @@ class Engine:
                 trees |= {} if pruned is None else {rid: pruned}
         return trees, drafted
 
-    def _compact(self, done: Round) -> None:
-        """Move the KV of accepted nodes down behind the pending token, for the whole batch at once."""
-        source: list[int] = []
-        target: list[int] = []
-        for part in done.ends:
-            table = part.sequence.table
-            base = table.computed + part.pending
-            path = done.verdicts[part.sequence.rid].path
-            moved = [(node, at) for at, node in enumerate(path) if node != at]
-            source += self.cache.slots(table, (base + node for node, _ in moved))
-            target += self.cache.slots(table, (base + at for _, at in moved))
-        if source:
-            self.runner.move(source, target)
-
     def _commit_guarded(self, part: Slice, done: Round, counts: dict[Key, SpeculationStats]) -> None:
         """What fails here, a tokenizer or a grammar, fails for one sequence."""
         try:
@@ -225,7 +211,7 @@ class Engine:
             self.cache.commit(sequence.table, sequence.tokens, computed)
             return
         decoded = sequence.decoding  # else it ended a prefill
-        kept, finish = self._keep(sequence, verdict.tokens)
+        kept, finish = sequence.keep(verdict.tokens)
         sequence.logprobs += done.logprobs.get(rid, [])[:kept]
         self.cache.commit(sequence.table, sequence.tokens, computed + min(kept, len(verdict.path)))
         if decoded:
@@ -239,42 +225,6 @@ class Engine:
         self._advance_draft(sequence, kept)
         self._deliver(sequence)
         self._acquit(sequence)
-
-    # Failed steps ------------------------------------------------------------------------------------
-
-    def _isolate(self, slices: list[Slice], error: Exception) -> None:
-        """A step failed. A sequence that ran alone is the cause; of several, each runs alone for a while.
-
-        Every round alone makes progress, so a failure that only the batch has costs speed, not requests.
-        """
-        log.error("engine step failed (%s)\n%s", *described(error))
-        if len(slices) == 1:
-            self._finish(slices[0].sequence, "error", f"the engine failed: {type(error).__name__}")
-            return
-        for sequence in self.scheduler.suspect_all():
-            sequence.suspect_rounds = ACQUITTED_AFTER
-            self._release_draft(sequence)
-
-    def _acquit(self, sequence: Sequence) -> None:
-        if sequence.suspect_rounds:
-            sequence.suspect_rounds -= 1
-            if not sequence.suspect_rounds and self.scheduler.acquit(sequence):
-                self._release_draft(sequence)
-
-    def _keep(self, sequence: Sequence, tokens: Iterable[int]) -> tuple[int, FinishReason | None]:
-        """Append tokens until an end token, a stop string or max_tokens ends the text inside the block."""
-        kept = 0
-        for token in tokens:
-            kept += 1
-            sequence.append(token)
-            if token in sequence.ends:
-                sequence.output.end(token)
-                return kept, "stop"
-            if sequence.output.push(token):
-                return kept, "stop"
-            if sequence.remaining <= 0:
-                return kept, "length"
-        return kept, None
 
     def _advance_draft(self, sequence: Sequence, kept: int) -> None:
         drafter = self._drafter(sequence)
@@ -315,11 +265,32 @@ class Engine:
         if not self._unfinished[request_id]:
             del self._unfinished[request_id]
 
+    # Failed steps ------------------------------------------------------------------------------------
+
+    def _isolate(self, slices: list[Slice], error: Exception) -> None:
+        """A step failed. A sequence that ran alone is the cause; of several, each runs alone for a while.
+
+        Every round alone makes progress, so a failure that only the batch has costs speed, not requests.
+        """
+        log.error("engine step failed (%s)\n%s", *described(error))
+        if len(slices) == 1:
+            self._finish(slices[0].sequence, "error", f"the engine failed: {type(error).__name__}")
+            return
+        for sequence in self.scheduler.suspect_all():
+            sequence.suspect_rounds = ACQUITTED_AFTER
+            self._release_draft(sequence)
+
+    def _acquit(self, sequence: Sequence) -> None:
+        if sequence.suspect_rounds:
+            sequence.suspect_rounds -= 1
+            if not sequence.suspect_rounds and self.scheduler.acquit(sequence):
+                self._release_draft(sequence)
+
     # Events ------------------------------------------------------------------------------------------
 
     def _add(self, request: GenerateRequest, matcher: Matcher | None) -> None:
         try:
-            begun = [self._begin(request, index, matcher) for index in range(request.n)]
+            begun = self._intake.begin(request, matcher)
         except Exception as error:  # of the tokenizer or the grammar, on resumed ids
             log.error("request %s could not begin (%s)\n%s", request.request_id, *described(error))
             message = f"the request could not begin: {type(error).__name__}"
@@ -330,31 +301,9 @@ class Engine:
             del self._unfinished[request.request_id]
             return
         for sequence, finish in begun:
-            sequence.leader = begun[0][0] if sequence.index else None
             self.scheduler.add(sequence)
             if finish:
                 self._finish(sequence, finish)
-
-    def _begin(
-        self, request: GenerateRequest, index: int, matcher: Matcher | None
-    ) -> tuple[Sequence, FinishReason | None]:
-        """A sequence behind what the client has of it already, and whether that is all there is to say."""
-        sampling = request.sampling
-        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
-        own = matcher.copy() if matcher else None
-        sequence = Sequence(
-            request=request,
-            index=index,
-            tokens=list(request.prompt),
-            output=OutputText(self._decoder, sampling.stop, request.prompt, sampling.min_tokens),
-            table=BlockTable(salt=request.tenant.encode()),
-            ends=ends,
-            constraints=constraints(sampling, request.prompt, ends, self.runner.vocab_size, own),
-            prompt_logprobs=None if sampling.prompt_logprobs is None or index else [None],
-        )
-        _, finish = self._keep(sequence, request.generated[index] if request.generated else ())
-        sequence.delivered = sequence.output.skip()
-        return sequence, finish
 
     def _finish_all(self, request_id: str, reason: FinishReason) -> None:
         for sequence in [s for s in self.scheduler if s.request.request_id == request_id]:
@@ -382,30 +331,3 @@ class Engine:
     def max_model_len(self) -> int:
         """Prompt and output together; the KV pool may hold less than the model allows."""
         return min(self.runner.max_model_len, self.cache.capacity)
-
-    def _report(
-        self,
-        schedule: Schedule,
-        trees: Mapping[str, DraftTree],
-        counts: Mapping[Key, SpeculationStats],
-        marks: list[float],
-    ) -> StepReport:
-        running = Counter(sequence.key for sequence in self.scheduler.running)
-        spans = [after - before for before, after in pairwise(marks)]
-        return StepReport(
-            step=self.steps,
-            running=len(self.scheduler.running),
-            waiting=self.scheduler.waiting,
-            prefill_tokens=sum(part.pending for part in schedule.slices if part.pending > 1),
-            verified_nodes=sum(map(len, trees.values())),
-            kv_used_blocks=self.cache.pool.used,
-            kv_total_blocks=self.cache.pool.num_blocks,
-            preempted=len(schedule.preempted),
-            kv_shrunk=schedule.kv_shrunk,
-            drafter_failures=sum(drafter.take_failures() for drafter in self.drafters.values()),
-            schedule_s=spans[0],
-            draft_s=spans[1],
-            verify_s=spans[2],
-            commit_s=spans[3],
-            counts=tuple(KeyCounts(*key, running[key], stats) for key, stats in counts.items()),
-        )

@@ -10,6 +10,7 @@ from torch import Tensor
 from gammaray.engine import logprobs
 from gammaray.engine.batch import Row
 from gammaray.engine.drafters.base import DraftTree
+from gammaray.engine.kv import KVCache
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.scheduler import Slice
 from gammaray.engine.verifier import Verdict, VerifyJob, verify
@@ -110,3 +111,16 @@ def _score_tokens(done: Round) -> None:
             rows = done.logits[[first + row for row in verdict.rows]]
             done.logprobs[sequence.rid] = logprobs.report(rows, verdict.tokens, top)
         first += 1 + (len(done.trees[sequence.rid]) if sequence.rid in done.trees else 0)
+
+
+def moves(done: Round, cache: KVCache) -> tuple[list[int], list[int]]:
+    """Slots of accepted nodes, and the ones behind the pending token that their KV moves down to."""
+    source: list[int] = []
+    target: list[int] = []
+    for part in done.ends:
+        table = part.sequence.table
+        base = table.computed + part.pending
+        moved = [(node, at) for at, node in enumerate(done.verdicts[part.sequence.rid].path) if node != at]
+        source += cache.slots(table, (base + node for node, _ in moved))
+        target += cache.slots(table, (base + at for _, at in moved))
+    return source, target

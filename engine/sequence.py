@@ -5,6 +5,7 @@ Only Engine.step() and what it calls change a Sequence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,7 +14,7 @@ from gammaray.engine.grammar import Matcher
 from gammaray.engine.kv import BlockTable
 from gammaray.engine.text import OutputText
 from gammaray.engine.verifier import Verdict
-from gammaray.types import NO_STATS, GenerateRequest, Logprobs, SpeculationStats, TokenChunk
+from gammaray.types import NO_STATS, FinishReason, GenerateRequest, Logprobs, SpeculationStats, TokenChunk
 
 Key = tuple[str, str, str | None]  # tenant, request class, drafter
 
@@ -46,10 +47,22 @@ class Sequence:
     prompt_logprobs: list[Logprobs | None] | None = None  # as far as computed; None: not asked for, or left
     stats: SpeculationStats = NO_STATS
 
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        if self.constraints is not None:
-            self.constraints.advance(token)
+    def keep(self, tokens: Iterable[int]) -> tuple[int, FinishReason | None]:
+        """Append tokens until an end token, a stop string or max_tokens ends the text inside the block."""
+        kept = 0
+        for token in tokens:
+            kept += 1
+            self.tokens.append(token)
+            if self.constraints is not None:
+                self.constraints.advance(token)
+            if token in self.ends:
+                self.output.end(token)
+                return kept, "stop"
+            if self.output.push(token):
+                return kept, "stop"
+            if self.remaining <= 0:
+                return kept, "length"
+        return kept, None
 
     def chunk(self, ids: list[int], text: str) -> TokenChunk:
         """The next `ids`, which leave with it, and what is known of them."""
