@@ -199,7 +199,7 @@ class _Sequence:
             text=self._new_text(chunk, len(known)),
             logprobs=chunk.logprobs[len(known) :],
         )
-        self._starts.setdefault(len(self.ids), self._length)
+        self._starts[len(self.ids)] = self._length
         self.ids += new.ids
         self._length += len(new.text)
         self.finished = new.finish is not None

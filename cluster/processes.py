@@ -28,8 +28,7 @@ def none_left() -> Iterator[set[psutil.Process]]:
         seconds = END_S
     finally:
         for _ in range(ROUNDS):  # what dies may leave children that were not seen before
-            if left := (seen | descendants()) - before:
-                end(left, seconds)
+            end([p for p in (seen | descendants()) - before if p.is_running()], seconds)
 
 
 def adopt_orphans() -> None:

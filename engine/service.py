@@ -168,7 +168,7 @@ class AsyncEngine:
             while self._wait():
                 self._step_began = self._clock()
                 self._step()
-                self._step_began, self._step_ended = None, self._clock()
+                self._step_ended, self._step_began = self._clock(), None
         finally:
             self._stopped = True
             self._end("the server is shutting down" if self._stopping else "the engine has failed")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 
 SPIN = "5000"  # iterations of a waiting loop: tens of microseconds, the gap between two operators
+FAST_CORES = ("sysctl", "-n", "hw.perflevel0.physicalcpu")  # fails on Intel
 CGROUP = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<quota> <period>" in microseconds, or "max <period>"
 
 
@@ -18,8 +21,19 @@ def usable_cores() -> int:
     product wait for its slowest part.
     """
     affinity = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else None
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    physical = fast_cores() or psutil.cpu_count(logical=False) or os.cpu_count() or 1
     return max(1, min(physical, len(affinity or range(physical)), quota(CGROUP) or physical))
+
+
+def fast_cores() -> int | None:
+    """The performance cores of an Apple chip, which torch counts too; None elsewhere."""
+    if sys.platform != "darwin":
+        return None
+    try:
+        found = subprocess.run(FAST_CORES, capture_output=True, text=True, check=True).stdout
+        return int(found)
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return None
 
 
 def quota(file: Path) -> int | None:

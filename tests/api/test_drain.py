@@ -72,6 +72,11 @@ async def test_a_closed_entrance_lets_open_requests_finish_and_refuses_new_ones(
     assert (await early).status_code == 200
 
 
+async def test_a_cut_closes_the_entrance_too(http: httpx.AsyncClient, drain) -> None:
+    drain.cut()
+    assert (await http.get("/v1/models")).status_code == 503
+
+
 async def test_a_cut_stream_ends_with_an_error_event(http: httpx.AsyncClient, engine, drain) -> None:
     engine.stop_at = 2
     asked = asyncio.create_task(http.post("/v1/completions", json=TEXT | {"stream": True, "n": 2}))

@@ -240,7 +240,7 @@ def change(chunk: TokenChunk, what: str) -> TokenChunk:
     if what == "gap":
         return replace(chunk, first_position=chunk.first_position + 1)
     if what == "other tokens":
-        return replace(chunk, first_position=chunk.first_position - 1, ids=(250, *chunk.ids))
+        return replace(chunk, first_position=0, ids=(250, token(0, 1), *chunk.ids))
     return replace(chunk, first_position=1, ids=(token(0, 1), *chunk.ids))
 
 
@@ -279,6 +279,19 @@ def test_a_replica_that_comes_back_late_is_waited_for() -> None:
     collect(replica, request())
     assert 20 <= replica.clock.now < 22
     assert len(replica.requests) == 2  # it was not bothered in between
+
+
+def test_each_chunk_renews_the_patience() -> None:
+    replica = Replica([9], [Script([1], LOST, after=1), Script([1], LOST, after=1), Script()])
+    generate = replica.generate
+
+    def away(asked: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        replica.down_until = replica.clock.now + 40
+        return generate(asked)
+
+    replica.generate = away  # type: ignore[method-assign]
+    collect(replica, request())
+    assert replica.clock.now > 80
 
 
 def test_waiting_ends_when_no_replica_comes_back() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from support.serving import eventually
 
 from gammaray.cluster import processes, stop
 from gammaray.config import Server
@@ -166,7 +167,7 @@ def test_a_third_signal_leaves_nothing_behind() -> None:
         assert process.stdout.readline() == f"{count}\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 1
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 ORPHANS = """

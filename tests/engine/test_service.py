@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -213,12 +214,21 @@ def test_a_step_that_does_not_end_is_noticed_and_its_streams_may_go_on_elsewhere
     stuck.go.set()  # it was only slow: too late
     service._thread.join()
     assert service.health().state == "stopped"
+    with pytest.raises(ReplicaLost, match="stuck"):
+        asyncio.run(collect(service.generate(request())))
 
 
 def test_an_idle_engine_is_never_stuck(service: AsyncEngine, stuck: Stuck) -> None:
     stuck.now += 1e6
     service.check_health()
     assert service.health() == Health("ok", 1e6, 0, 0, 0, 600)
+    stuck.go.set()
+    asyncio.run(collect(service.generate(request(max_tokens=5))))
+    while service._step_began is not None:  # the last chunk comes before the step's end
+        time.sleep(0)
+    assert service.health().since_step_s == 0
+    stuck.now += 1e6
+    service.check_health()
 
 
 def test_a_large_token_budget_may_take_longer() -> None:
