@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 ARGS ?=
 
-.PHONY: help install serve test lint bench clients fuzz clean
+.PHONY: help install serve test lint bench clients fuzz chaos clean
 
 help:
 	@echo "make install   create $(VENV) with the pinned packages (the targets below do it on their own)"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench     run the scripts of benchmarks/"
 	@echo "make clients   real OpenAI clients and AIPerf against a server of this checkout (ARGS=\"--only litellm\")"
 	@echo "make fuzz      schemathesis against a tiny server: over 5,000 requests"
+	@echo "make chaos     200 streams at once, of which some leave, and a replica that is killed (ARGS=\"--seed 2\")"
 	@echo "make clean     remove $(VENV), caches and build output"
 
 install: $(STAMP)
@@ -53,6 +54,9 @@ clients: install
 
 fuzz: install
 	$(PY) tests/clients/fuzz.py $(ARGS)
+
+chaos: install
+	$(PY) tests/clients/chaos.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .clients build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

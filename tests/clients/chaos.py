@@ -28,7 +28,7 @@ from gammaray.api.auth import fingerprint, fresh_key
 
 OPERATOR = "operator"
 MAX_BATCH = 48
-KV = {"block_size": 4, "num_blocks": 400}  # too few for so many sequences: some are preempted
+KV = {"block_size": 1, "num_blocks": 960}  # too few for so many sequences: some are preempted
 LIMIT_S = 600.0  # for both runs
 QUIET_S = 30.0  # for the engine to drop what its readers left
 
@@ -106,8 +106,8 @@ async def chaos(
     if unwell := [*report.incomplete(cases, calm)]:
         return unwell
     rough = await disturbed(http, server, cases, keys, kill)
-    report.disturbed(cases, rough)
-    faults = [*report.ends(cases, rough, calm), *report.fairness(cases, rough, queue=2 * MAX_BATCH)]
+    faults = [*report.disturbed(cases, rough), *report.ends(cases, rough, calm)]
+    faults += report.fairness(cases, rough, queue=2 * MAX_BATCH)
     after = await quiet(http, keys[OPERATOR], before)
     print(f"engine: {after}", flush=True)
     if not same(after, before):

@@ -11,6 +11,7 @@ from chaos_requests import Case
 from chaos_run import CALM, Kill, Run
 from server import Server
 
+LATE_S = 10.0
 STOP_S = 30.0
 
 
@@ -22,10 +23,10 @@ def undisturbed(run: Run) -> None:
 def incomplete(cases: Sequence[Case], run: Run) -> Iterator[str]:
     for case, heard in zip(cases, run.heard, strict=True):
         if heard.fault or heard.error or not heard.done:
-            yield f"undisturbed: {case}: {heard.fault or heard.error or 'no [DONE]'}"
+            yield f"undisturbed: {heard.fault or heard.error or 'no [DONE]'}: {case}"
 
 
-def disturbed(cases: Sequence[Case], run: Run) -> None:
+def disturbed(cases: Sequence[Case], run: Run) -> Iterator[str]:
     print(f"disturbed: {len(cases)} streams at once: {run.seconds:.0f} s; longest gap {longest(run):.2f} s")
     if run.kill:
         _killed(run, run.kill)
@@ -34,7 +35,10 @@ def disturbed(cases: Sequence[Case], run: Run) -> None:
         for case, heard in zip(cases, run.heard, strict=True)
         if case.trouble.timeout_s is not None and heard.error
     ]
-    print(f"timeouts: {len(late)}, the latest {max(late, default=0.0):.2f} s behind its time")
+    latest = max(late, default=0.0)
+    print(f"timeouts: {len(late)}, the latest {latest:.2f} s behind its time")
+    if latest > LATE_S:
+        yield f"a timeout came {latest:.0f} s behind its time"
 
 
 def _killed(run: Run, kill: Kill) -> None:
@@ -62,7 +66,7 @@ def ends(cases: Sequence[Case], rough: Run, calm: Run) -> Iterator[str]:
         end, fault = verdict(case.trouble, heard, other)
         counts[end] += 1
         if fault:
-            yield f"{end}: {case}: {fault}"
+            yield f"{end}: {fault}: {case}"
     print("ends: " + ", ".join(f"{count} {end}" for end, count in counts.most_common()), flush=True)
 
 
