@@ -12,8 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gammaray.engine.pool import KVPool
+from gammaray.engine.pool import KVPool, KVShape
 from gammaray.kernels.api import AttentionPlan, PagedBatch, paged_tree_attention, plan_attention, write_kv
+from gammaray.kernels.paths import AttentionSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,15 @@ class Model(Protocol):
 
 
 class PagedAttention:
-    """Attention of one step: writes the step's keys to the pool and attends to the pages."""
+    """Attention of one step: writes the step's keys to the pool and attends to the pages.
 
-    def __init__(self, pool: KVPool, batch: PagedBatch) -> None:
+    With `sizes` a token's result does not depend on what else is in the batch, to the bit.
+    """
+
+    def __init__(self, pool: KVPool, batch: PagedBatch, sizes: AttentionSizes | None = None) -> None:
         self._pool = pool
         self._batch = batch
+        self._sizes = sizes
         self._plans: dict[tuple[int, int | None], AttentionPlan] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
@@ -66,7 +71,12 @@ class PagedAttention:
         if plan is None:
             pool = self._pool
             plan = plan_attention(
-                self._batch, pool.block_size, pool.dtype, group_size=group_size, window=window
+                self._batch,
+                pool.block_size,
+                pool.dtype,
+                group_size=group_size,
+                window=window,
+                sizes=self._sizes,
             )
             self._plans[group_size, window] = plan
         return plan
@@ -78,12 +88,20 @@ class DenseAttention:
     def __init__(self) -> None:
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> k [T, Hkv, D], v [T, Hkv, Dv]
         self.options: dict[int, AttentionOptions] = {}
+        self.heads: dict[int, int] = {}  # layer -> H, of the queries
+
+    @property
+    def shapes(self) -> list[KVShape]:
+        """Each layer's KV for one token."""
+        pairs = (self.kv[layer] for layer in range(len(self.kv)))
+        return [KVShape(k.shape[1], k.shape[2], v.shape[2]) for k, v in pairs]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         if layer in self.kv:
             raise ValueError(f"layer {layer} attends more than once in one forward pass")
         self.kv[layer] = (k, v)
         self.options[layer] = options
+        self.heads[layer] = q.shape[1]
         group_size = q.shape[1] // k.shape[1]
         keys = k.float().repeat_interleave(group_size, 1)  # [T, H, D]
         values = v.float().repeat_interleave(group_size, 1)

@@ -29,7 +29,7 @@ from gammaray.validation import shorten
 
 MAX_BYTES = 65_536  # of a schema or regular expression
 MAX_REASON = 160  # characters of what the library says; it may quote a whole schema
-LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=50_000, verbose_errors=False)
 JSON_STYLE = {
     "whitespace_pattern": r"[ \n\r\t]{1,16}",  # between two parts: room to indent, not to go on forever
     "json_allowed_escapes": 'nrbtf\\"',  # \uXXXX would let a listed name be written past its schema
@@ -66,10 +66,9 @@ class GrammarCompiler:
         Raises InvalidRequest when the grammar is invalid or impossible, holds what is not supported, or
         exceeds a limit; Unprocessable when this checkpoint's tokenizer cannot be used with any.
         """
-        with self._lock:
-            self._vocabulary = self._vocabulary or Vocabulary.of(self._tokenizer, self._vocab_size, self._eos)
         try:
-            matcher = LLMatcher(self._vocabulary.tokenizer, _source(grammar), log_level=0, limits=LIMITS)
+            vocabulary = self._load()
+            matcher = LLMatcher(vocabulary.tokenizer, _source(grammar), log_level=0, limits=LIMITS)
             if not matcher.is_error():
                 matcher.compute_bitmask()  # nothing allowed is an error, too
             if matcher.is_error():
@@ -77,7 +76,12 @@ class GrammarCompiler:
         except InvalidRequest as error:
             error.param = FIELDS.get(grammar.kind, "response_format")
             raise
-        return Matcher(matcher, self._vocabulary)
+        return Matcher(matcher, vocabulary)
+
+    def _load(self) -> Vocabulary:
+        with self._lock:
+            self._vocabulary = self._vocabulary or Vocabulary.of(self._tokenizer, self._vocab_size, self._eos)
+            return self._vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +89,24 @@ class Vocabulary:
     """A checkpoint's tokens as the library knows them."""
 
     tokenizer: LLTokenizer
-    text: list[bool]  # [V] by token: it stands for text. Special tokens and padding do not, nor does EOS
+    size: int  # V: what is beyond it, the model cannot say
     eos: list[int]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Collection[int]) -> Vocabulary:
-        """Takes about a second for 100,000 tokens."""
+        """Takes about a second for 100,000 tokens. Raises Unprocessable."""
         ends = sorted(token for token in eos if token < vocab_size)
         if not ends:
-            raise Unprocessable("this model has no end-of-sequence token, so no grammar can end its text")
+            raise _unusable("the model has no end-of-sequence token to end a text with")
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise Unprocessable(f"grammars cannot be used with a {type(tokenizer).__name__}")
+            raise _unusable(f"its tokenizer is a {type(tokenizer).__name__}")
         try:
             known = from_tokenizer(tokenizer, n_vocab=max(vocab_size, len(tokenizer)), eos_token=ends)
         except BaseException as error:  # a panic of the library is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise Unprocessable("grammars cannot be used with this model's tokenizer") from None
-        special = {token for token in range(vocab_size) if known.is_special_token(token)}
-        text = [bool(token not in special and known.decode_bytes([token])) for token in range(vocab_size)]
-        for token in ends:
-            text[token] = False
-        return cls(known, text, ends)
+            raise _unusable("the bytes of its tokens are unknown") from None
+        return cls(known, vocab_size, ends)
 
 
 class Matcher:
@@ -123,7 +123,7 @@ class Matcher:
 
     def mask(self) -> Tensor:
         """Tokens that may come next, [V] bool; EOS where the text may end. None once finished."""
-        size = len(self._vocabulary.text)
+        size = self._vocabulary.size
         if self.finished:
             return torch.zeros(size, dtype=torch.bool)
         allowed = torch.from_numpy(np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)[:size] != 0)
@@ -133,13 +133,13 @@ class Matcher:
 
     def advance(self, token: int) -> bool:
         """Take a token; False, and nothing changes, when mask() does not allow it."""
-        if self.finished or not 0 <= token < len(self._vocabulary.text):
+        if self.finished or not 0 <= token < self._vocabulary.size:
             return False
         if token in self._vocabulary.eos:
             self.finished = self._matcher.is_accepting()
             taken = self.finished
         else:
-            taken = self._vocabulary.text[token] and bool(self._matcher.try_consume_tokens([token]))
+            taken = bool(self._matcher.try_consume_tokens([token]))
         self._check()
         return taken
 
@@ -224,6 +224,10 @@ def _json(text: str) -> str:
     document, places = read_schema(text)
     check_limits(places)
     return f"%json {json.dumps({**document, 'x-guidance': JSON_STYLE})}"
+
+
+def _unusable(reason: str) -> Unprocessable:
+    return Unprocessable(f"this model cannot follow grammars: {reason}", code="unsupported_grammar")
 
 
 def _rejection(error: str) -> InvalidRequest:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gammaray.engine.attention import Attention, AttentionOptions
-from gammaray.engine.linear import pack_linear
+from gammaray.engine.linear import Pack, pack_linear
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 Linear = Callable[[Tensor], Tensor]
@@ -37,7 +37,7 @@ class LeanLayer:
 class LeanModel:
     """Implements `gammaray.engine.attention.Model`. Consumes the model that it is built from."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, pack: Pack = pack_linear, silu: Linear = F.silu) -> None:
         config, base = model.config, model.model
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._eps: float = config.rms_norm_eps
@@ -45,8 +45,9 @@ class LeanModel:
         self._inv_freq = base.rotary_emb.inv_freq.float()
         self._rope_scale: float = base.rotary_emb.attention_scaling
         self._norm = _doubled(base.norm)
-        self._head = pack_linear(model.lm_head.weight.detach()).forward
-        self._layers = [_take(base.layers[i]) for i in range(config.num_hidden_layers)]
+        self._silu = silu
+        self._head = pack(model.lm_head.weight.detach(), None).forward
+        self._layers = [_take(base.layers[i], pack) for i in range(config.num_hidden_layers)]
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
@@ -58,7 +59,7 @@ class LeanModel:
             x = x.add_(layer.out(self._attend(index, layer, h, cos, sin, attention)))
             h = _rms_norm(x, layer.mlp_norm, self._eps)
             gate, up = layer.gate_up(h).chunk(2, -1)
-            x = x.add_(layer.down(F.silu(gate).mul_(up)))
+            x = x.add_(layer.down(self._silu(gate).mul_(up)))
         if wanted is not None:
             x = x.index_select(0, wanted)
         if not x.shape[0]:
@@ -106,26 +107,26 @@ def _doubled(norm: Any) -> Tensor:
     return torch.cat([norm.weight.detach()] * 2)
 
 
-def _take(layer: Any) -> LeanLayer:
+def _take(layer: Any, pack: Pack) -> LeanLayer:
     """Fuse and pack the weights of one Hugging Face layer, freeing the originals."""
     attention, mlp = layer.self_attn, layer.mlp
     normed = hasattr(attention, "q_norm")
     window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     return LeanLayer(
         input_norm=_doubled(layer.input_layernorm),
-        qkv=_fuse(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=_fuse(pack, attention.q_proj, attention.k_proj, attention.v_proj),
         qk_norm=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach()) if normed else None,
-        out=_fuse(attention.o_proj),
+        out=_fuse(pack, attention.o_proj),
         mlp_norm=_doubled(layer.post_attention_layernorm),
-        gate_up=_fuse(mlp.gate_proj, mlp.up_proj),
-        down=_fuse(mlp.down_proj),
+        gate_up=_fuse(pack, mlp.gate_proj, mlp.up_proj),
+        down=_fuse(pack, mlp.down_proj),
         options=AttentionOptions(attention.scaling, window),
     )
 
 
-def _fuse(*linears: nn.Linear) -> Linear:
+def _fuse(pack: Pack, *linears: nn.Linear) -> Linear:
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     for linear in linears:
         linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return pack_linear(weight, torch.cat(biases) if biases else None).forward
+    return pack(weight, torch.cat(biases) if biases else None).forward

@@ -6,21 +6,32 @@ import copy
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+import torch.nn.functional as F
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
-from gammaray.engine import gguf, selfcheck
+from gammaray.engine import gguf, invariance, selfcheck
 from gammaray.engine.attention import Model
 from gammaray.engine.hf import HuggingFaceModel
 from gammaray.engine.lean import LeanModel, has_lean_form
-from gammaray.engine.linear import pack_module
+from gammaray.engine.linear import InvariantLinears, pack_module
 from gammaray.engine.pool import KVPool, KVShape, bytes_per_block, default_num_blocks
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, ModelUnsupported
+from gammaray.kernels.invariant import by_rows
+from gammaray.kernels.paths import AttentionSizes
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +46,15 @@ def load_runner(
     memory: float = 0.85,
     max_model_len: int | None = None,
     device: str = "cpu",
+    deterministic: bool = False,
 ) -> ModelRunner:
     """Load a model and prove that it can be served.
 
     `model` is an alias, a local folder, a .gguf file, a Hugging Face id, or a loaded model, which is copied
     and stays as it is. dtype "auto" is bfloat16 where oneDNN supports it, else float32. `num_blocks` None:
-    the share `memory` of what `default_num_blocks` may use. Raises ConfigError when the model cannot be
-    found, and ModelUnsupported when its paged forward does not equal transformers' own.
+    the share `memory` of what `default_num_blocks` may use. `deterministic`: each row of logits and the KV
+    have the same bits in every batch. Raises ConfigError when the model cannot be found, and ModelUnsupported
+    when its paged forward does not equal transformers' own, or is not deterministic.
     """
     if torch.device(device).type != "cpu":
         raise ConfigError(f"device {device!r} is not supported, use 'cpu'")
@@ -49,13 +62,19 @@ def load_runner(
     first = _load(model, precision)
     limit = _length_limit(first, max_model_len)
     vocab_size, eos = first.config.get_text_config().vocab_size, _eos(first)
-    served, shapes = _build(first, lambda: _load(model, precision))
+    built = _build(first, lambda: _load(model, precision), deterministic)
     if num_blocks is None:
         num_blocks = default_num_blocks(
-            bytes_per_block(shapes, block_size, precision), block_size, limit, memory
+            bytes_per_block(built.shapes, block_size, precision), block_size, limit, memory
         )
-    pool = KVPool(shapes, num_blocks, block_size, precision)
-    return ModelRunner(served, pool, vocab_size=vocab_size, max_model_len=limit, eos_token_ids=eos)
+    return ModelRunner(
+        built.model,
+        KVPool(built.shapes, num_blocks, block_size, precision),
+        vocab_size=vocab_size,
+        max_model_len=limit,
+        eos_token_ids=eos,
+        sizes=built.sizes,
+    )
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -83,41 +102,72 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
-        available = torch.backends.mkldnn.is_available()
-        fast = available and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        # The operator is missing where torch was built without oneDNN.
+        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+        fast = torch.backends.mkldnn.is_available() and supported()
         return torch.bfloat16 if fast else torch.float32
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}, use one of: auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    model: Model
+    shapes: Sequence[KVShape]
+    sizes: AttentionSizes | None  # None: not deterministic
+
+
 @torch.inference_mode()
-def _build(first: PreTrainedModel, again: Callable[[], PreTrainedModel]) -> tuple[Model, Sequence[KVShape]]:
-    """The fastest form of a model that passes the self-check. A form consumes the model it is made from."""
+def _build(first: PreTrainedModel, again: Callable[[], PreTrainedModel], deterministic: bool) -> _Built:
+    """The fastest form of a model that passes the checks. A form consumes the model it is made from."""
     name, config, reason = type(first).__name__, first.config.get_text_config(), ""
     try:
         truth = selfcheck.record_truth(first)
     except Exception as error:
         raise ModelUnsupported(f"{name} cannot be served, its own forward fails: {error}") from error
-    for form in (
-        (LeanModel, _packed, HuggingFaceModel) if has_lean_form(config) else (_packed, HuggingFaceModel)
-    ):
+    for form in _forms(config, deterministic):
         try:
             served: Model = form(again() if reason else first)
-            shapes = selfcheck.probe(served, truth, config)
-            selfcheck.check(served, truth, shapes, first.dtype)
-            return served, shapes
+            seen = selfcheck.probe(served, truth, config)
+            selfcheck.check(served, truth, seen.shapes, first.dtype)
+            sizes = None
+            if deterministic:
+                sizes = invariance.prove_attention(seen, first.dtype)
+                invariance.check(served, seen.shapes, first.dtype, sizes, config.vocab_size)
+            return _Built(served, seen.shapes, sizes)
         except (
             Exception
         ) as error:  # whatever a foreign model raises; its text, as a traceback would keep weights
             reason = str(error)
             logger.warning("%s: the form %s is rejected: %s", name, form.__name__.strip("_"), reason)
-    raise ModelUnsupported(f"{name} cannot be served with paged attention: {reason}")
+    how = "deterministically with" if deterministic else "with"
+    raise ModelUnsupported(f"{name} cannot be served {how} paged attention: {reason}")
+
+
+def _forms(config: PreTrainedConfig, deterministic: bool) -> list[Callable[[PreTrainedModel], Model]]:
+    """Ways to serve a model, the fastest first."""
+    if deterministic:
+        return [_invariant_lean, _invariant_packed] if has_lean_form(config) else [_invariant_packed]
+    return [LeanModel, _packed, HuggingFaceModel] if has_lean_form(config) else [_packed, HuggingFaceModel]
 
 
 def _packed(model: PreTrainedModel) -> Model:
     pack_module(model)
     return HuggingFaceModel(model)
+
+
+def _invariant_lean(model: PreTrainedModel) -> Model:
+    linears = InvariantLinears()
+    lean = LeanModel(model, linears.pack, partial(by_rows, F.silu))
+    return invariance.RowPadded(lean, linears.rows)
+
+
+def _invariant_packed(model: PreTrainedModel) -> Model:
+    linears = InvariantLinears()
+    pack_module(model, linears.pack)
+    invariance.make_rows_independent(model)
+    return invariance.RowPadded(HuggingFaceModel(model), linears.rows)
 
 
 def _load(model: str | PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -13,10 +13,15 @@ from torch import Tensor
 from gammaray.engine.attention import DenseAttention, Model, PagedAttention
 from gammaray.engine.batch import Row, pack
 from gammaray.engine.pool import KVPool
+from gammaray.kernels.paths import AttentionSizes
 
 
 class ModelRunner:
-    """Runs one model over its own KV pool. Which block belongs to whom is the caller's business."""
+    """Runs one model over its own KV pool. Which block belongs to whom is the caller's business.
+
+    With `sizes` each row of logits, and the KV written, has the same bits in every batch. That was proven
+    for the number of threads at the time, so any thread that calls `forward` is set to compute with as many.
+    """
 
     def __init__(
         self,
@@ -26,9 +31,12 @@ class ModelRunner:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: tuple[int, ...] = (),
+        sizes: AttentionSizes | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
+        self._sizes = sizes
+        self._threads = torch.get_num_threads()
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
@@ -45,8 +53,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _forward(self, rows: Sequence[Row]) -> Tensor:
+        if self._sizes is not None and torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         step = pack(rows, self.block_size)
-        attention = PagedAttention(self._pool, step.paged)
+        attention = PagedAttention(self._pool, step.paged, self._sizes)
         return self._model.forward(step.input_ids, step.paged.positions, attention, step.wanted)
 
     @torch.inference_mode()

@@ -44,7 +44,7 @@ CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # characters that JSON wr
 CONTROL_ESCAPES = re.compile(r"\\(x|u00|U0{6})([01]\w|7[fF])|\\[xuU]\{0*([01]?\w|7[fF])\}|\\[av]")
 MAX_DEPTH = 50  # schemas inside each other; the library's JSON parser stops at 128 brackets
 MAX_REGEX = 2048  # characters: work on .*.*.*, and the like, grows with their cube
-MAX_EXACT = 2**53  # numbers are held as float64
+MAX_EXACT = 2**53  # numbers are held as float64, integers taken from them
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _check_keyword(keyword: str, value: Any, pointer: str) -> None:
         check_regex(pattern)
         _check_literals(pattern)
     if keyword in (*COUNTS, *BOUNDS, "const", "enum") and not all(map(_can_be_written, _leaves(value))):
-        raise refused("unsupported", f"{where} holds an integer beyond 2**53 or a control character")
+        raise refused("unsupported", f"{where} holds a number beyond 2**53 or a control character")
 
 
 def _check_literals(pattern: str) -> None:
@@ -171,7 +171,7 @@ def _leaves(value: Any) -> Iterator[object]:
 def _can_be_written(leaf: object) -> bool:
     if isinstance(leaf, str):
         return not CONTROL.search(leaf)
-    return not isinstance(leaf, int) or abs(leaf) <= MAX_EXACT
+    return not isinstance(leaf, int | float) or abs(leaf) <= MAX_EXACT
 
 
 def _check_least_properties(place: Place) -> None:

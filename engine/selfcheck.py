@@ -51,8 +51,8 @@ def record_truth(model: PreTrainedModel) -> Truth:
     return Truth(first, second, tree, logits)
 
 
-def probe(model: Model, truth: Truth, config: object) -> list[KVShape]:
-    """Run a model densely through our attention; returns the shape of each layer's KV.
+def probe(model: Model, truth: Truth, config: object) -> DenseAttention:
+    """Run a model densely through our attention; returns what that saw of each layer.
 
     Raises ModelUnsupported unless every layer attends exactly once, with the window that the config names,
     and the logits are transformers' own.
@@ -68,7 +68,7 @@ def probe(model: Model, truth: Truth, config: object) -> list[KVShape]:
     for layer in range(layers):
         _check_window(config, layer, seen.options[layer].window)
     _compare("dense attention", logits, truth.logits[truth.second])
-    return [KVShape(k.shape[1], k.shape[2], v.shape[2]) for k, v in (seen.kv[i] for i in range(layers))]
+    return seen
 
 
 def check(model: Model, truth: Truth, shapes: Sequence[KVShape], dtype: torch.dtype) -> None:

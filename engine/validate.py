@@ -60,6 +60,7 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
             num_blocks=target.kv.num_blocks,
             memory=target.kv.memory,
             max_model_len=target.max_model_len,
+            deterministic=target.deterministic,
         )
         tokenizer = loading.load_tokenizer(target.model)
     except GammarayError as error:

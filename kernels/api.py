@@ -5,7 +5,8 @@ from `tree_start[r]` on the nodes of its draft tree. `block_table` maps logical 
 A token sees the leading `visible` slots of its row and, beyond them, the tree nodes whose bit is set in
 `ancestors` (itself included). Slots that nobody sees may hold anything, NaN too.
 
-`reference.py` is the truth; `cpu.py` is the fast torch path. Both give the same numbers.
+`reference.py` is the truth; `cpu.py` is the fast torch path. Both give the same numbers. `paths.py` has
+`cpu.py` compute each token with the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gammaray.kernels import cpu
+from gammaray.kernels import cpu, paths
+from gammaray.kernels.paths import AttentionSizes
 from gammaray.types import MAX_TREE_NODES
 
 
@@ -46,13 +48,23 @@ class AttentionPlan:
 
 
 def plan_attention(
-    batch: PagedBatch, block_size: int, dtype: torch.dtype, *, group_size: int = 1, window: int | None = None
+    batch: PagedBatch,
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    group_size: int = 1,
+    window: int | None = None,
+    sizes: AttentionSizes | None = None,
 ) -> AttentionPlan:
     """Masks and gather indices for `paged_tree_attention`.
 
     `group_size` is the number of query heads that share a key head. With a sliding `window` a token at
-    position p sees only keys at positions above p - window.
+    position p sees only keys at positions above p - window. With `sizes` a token's result does not depend,
+    to the bit, on what else is in the batch or on how it was drafted (see `paths.py`).
     """
+    if sizes is not None:
+        layout = cpu.Layout(block_size, dtype, group_size, window)
+        return AttentionPlan(batch, window, paths.group(batch, layout, sizes))
     if window is not None and window < MAX_TREE_NODES and bool(batch.ancestors.any()):
         batch = replace(batch, ancestors=_nearest(batch.ancestors, window))
     return AttentionPlan(batch, window, cpu.group(batch, cpu.Layout(block_size, dtype, group_size, window)))

@@ -63,7 +63,7 @@ def group(batch: PagedBatch, layout: Layout) -> Groups:
     for rows, tokens in zip(members, padded, strict=True):
         part = _group(batch, torch.tensor(rows), torch.tensor(tokens), layout)
         parts.append(replace(part, tokens=None) if in_order and len(members) == 1 else part)
-    return Groups(tuple(parts), None if in_order else _order(fed, starts[-1]))
+    return Groups(tuple(parts), None if in_order else order(fed, starts[-1]))
 
 
 def group_rows(queries: Sequence[int], contexts: Sequence[int]) -> list[list[int]]:
@@ -84,6 +84,11 @@ def group_rows(queries: Sequence[int], contexts: Sequence[int]) -> list[list[int
     return [sorted(rows) for rows in groups]
 
 
+def folds(queries: int, group_size: int) -> bool:
+    """Whether a row of so many queries has the heads of a key head folded into further queries."""
+    return group_size > 1 and queries * group_size <= FOLD_LIMIT
+
+
 def paged_tree_attention(
     q: Tensor,
     k_pool: Tensor,
@@ -99,7 +104,7 @@ def paged_tree_attention(
         own = q if part.tokens is None else q.index_select(0, part.tokens)
         k, v = _gather(k_pool, part), _gather(v_pool, part)
         if softcap is None and sinks is None:
-            results.append(_sdpa(own, k, v, part, scaling))
+            results.append(sdpa(own, k, v, part, scaling))
         else:
             results.append(_manual(own, k, v, part, scaling, softcap, sinks))
     result = results[0] if len(results) == 1 else torch.cat(results)
@@ -126,7 +131,7 @@ def _pad(rows: list[int], starts: list[int], queries: list[int]) -> list[int]:
     return [starts[row] + min(i, queries[row] - 1) for row in rows for i in range(most)]
 
 
-def _order(fed: list[int], tokens: int) -> Tensor:
+def order(fed: list[int], tokens: int) -> Tensor:
     """Where the results of all tokens lie, given the tokens that were fed."""
     order = [0] * tokens
     for place, token in enumerate(fed):
@@ -137,7 +142,7 @@ def _order(fed: list[int], tokens: int) -> Tensor:
 def _group(batch: PagedBatch, rows: Tensor, tokens: Tensor, layout: Layout) -> Group:
     slots = _slots(batch, rows, layout.block_size)  # [R, S]
     tokens = tokens.view(len(rows), -1)  # [R, Q]
-    fold = layout.group_size > 1 and tokens.shape[1] * layout.group_size <= FOLD_LIMIT
+    fold = folds(tokens.shape[1], layout.group_size)
     seen = _seen(batch, rows, tokens[:, :, None], slots.shape[1], layout.window)  # [R, Q, S]
     bias = None
     if not bool(seen.all()):
@@ -176,7 +181,8 @@ def _seen(batch: PagedBatch, rows: Tensor, tokens: Tensor, longest: int, window:
     return seen
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, part: Group, scaling: float) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, part: Group, scaling: float) -> Tensor:
+    """q [R * Q, H, D], k [R, Hkv, S, D], v [R, Hkv, S, Dv] of one group -> [R * Q, H, Dv]."""
     heads = q.shape[1]
     if not part.fold:
         q = q.reshape(part.rows, -1, heads, q.shape[2]).transpose(1, 2)  # [R, H, Q, D]

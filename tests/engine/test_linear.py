@@ -8,7 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gammaray.engine import linear
-from gammaray.engine.linear import PackedLinear, PlainLinear, pack_linear, pack_module
+from gammaray.engine.linear import (
+    InvariantLinears,
+    PackedLinear,
+    PlainLinear,
+    pack_linear,
+    pack_module,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -57,3 +63,33 @@ def test_pack_module_replaces_plain_linears_only() -> None:
         pack_module(model)
         torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=0)
     assert [type(m) for m in model.modules() if hasattr(m, "weight")] == [PackedLinear, Special, PackedLinear]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_invariant_rows_are_alike_in_every_batch(
+    dtype: torch.dtype, packed: bool, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1536 terms: there even oneDNN sums a single row in another order."""
+    torch.manual_seed(0)
+    if not packed:
+        monkeypatch.setattr(linear, "_agrees", lambda *_: False)
+    weight, bias = torch.randn(48, 1536).to(dtype), torch.randn(48).to(dtype) if with_bias else None
+    layer = InvariantLinears().pack(weight, bias)
+    assert torch.equal(layer.weight, weight) and layer.bias is bias
+    x = torch.randn(600, 1536).to(dtype)
+    alone = torch.cat([layer(row[None]) for row in x[:80]])
+    tolerance = 1e-3 if dtype is torch.float32 else 1.0
+    torch.testing.assert_close(alone, F.linear(x[:80], weight, bias), atol=tolerance, rtol=0.02)
+    for first, rows in [(0, 2), (1, 3), (7, 5), (60, 9), (3, 37), (0, 65), (0, 257), (0, 600)]:
+        y = layer(x[first : first + rows])
+        assert torch.equal(y[: 80 - first], alone[first : first + rows])
+        assert torch.equal(layer(x[None, first : first + rows])[0], y)
+
+
+def test_invariant_layers_know_the_counts_they_share() -> None:
+    linears = InvariantLinears()
+    pack_module(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1536), nn.Linear(1536, 8)), linears.pack)
+    assert linears.rows.most == max(linear.ROWS)
+    assert linears.rows.fit(1) >= 2

@@ -11,8 +11,11 @@ from torch import Tensor
 from gammaray.engine.batch import Row, pack
 from gammaray.kernels import cpu, reference
 from gammaray.kernels.api import PagedBatch, move_kv, paged_tree_attention, plan_attention, write_kv
+from gammaray.kernels.invariant import Sizes
+from gammaray.kernels.paths import AttentionSizes
 
 BLOCK_SIZE, BLOCKS = 4, 64
+SIZES = AttentionSizes(Sizes((2, 4, 16)), Sizes((64, 512)))
 TREE = (-1, 0, -1, 2, 0, 3, 5, 6)  # two branches, one of depth 5
 
 
@@ -54,13 +57,15 @@ MIXED = [
 
 @pytest.mark.parametrize("heads, kv_heads", [(6, 2), (4, 4), (3, 1)])
 @pytest.mark.parametrize("window", [None, 100, 6, 2, 1])
+@pytest.mark.parametrize("sizes", [None, SIZES])
 def test_matches_the_definition_with_unwritten_slots_poisoned(
-    heads: int, kv_heads: int, window: int | None
+    heads: int, kv_heads: int, window: int | None, sizes: AttentionSizes | None
 ) -> None:
     batch = step(MIXED)
     k_pool, v_pool = (poison(pool, batch) for pool in pools(kv_heads, 8, 8))
     q = torch.randn(len(batch.positions), heads, 8, generator=torch.Generator().manual_seed(2))
-    plan = plan_attention(batch, BLOCK_SIZE, torch.float32, group_size=heads // kv_heads, window=window)
+    group_size = heads // kv_heads
+    plan = plan_attention(batch, BLOCK_SIZE, torch.float32, group_size=group_size, window=window, sizes=sizes)
     got = paged_tree_attention(q, k_pool, v_pool, plan, scaling=0.4)
     expected = reference.paged_tree_attention(q, k_pool, v_pool, batch, scaling=0.4, window=window)
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
@@ -92,13 +97,14 @@ def test_bfloat16_stays_near_float32() -> None:
     torch.testing.assert_close(got.float(), expected, atol=0.04, rtol=0.04)
 
 
-def test_a_full_tree_uses_all_64_bits() -> None:
+@pytest.mark.parametrize("sizes", [None, SIZES])
+def test_a_full_tree_uses_all_64_bits(sizes: AttentionSizes | None) -> None:
     parents = (-1, *range(61), 0, 62)  # node 63 is two steps from the root, its mask is negative
     row = Row([1], 2, list(range(17)), [1] * 64, parents)
     batch = step([row])
     k_pool, v_pool = (poison(pool, batch) for pool in pools(1, 8, 8))
     q = torch.randn(65, 2, 8, generator=torch.Generator().manual_seed(2))
-    plan = plan_attention(batch, BLOCK_SIZE, torch.float32, group_size=2, window=40)
+    plan = plan_attention(batch, BLOCK_SIZE, torch.float32, group_size=2, window=40, sizes=sizes)
     got = paged_tree_attention(q, k_pool, v_pool, plan, scaling=0.4)
     expected = reference.paged_tree_attention(q, k_pool, v_pool, batch, scaling=0.4, window=40)
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)

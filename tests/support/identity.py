@@ -8,15 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from support.decoding import Outcome, run
 
-from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.base import Drafter, DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter
 from gammaray.engine.engine import Engine, EngineOptions
 from gammaray.engine.pool import KVPool, KVShape
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.text import TextDecoder
 from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan
+from support.decoding import Outcome, run
 
 PLANS = (
     PLAIN,
@@ -109,15 +110,22 @@ def engine(
     blocks: int = 64,
     block_size: int = 16,
     prefix_cache: bool = False,
+    small: ModelRunner | None = None,
 ) -> Engine:
-    drafters = {"ngram": NgramDrafter(3, 1), "guesser": Guesser(scripts, runner.vocab_size)}
+    """The model on a pool of its own, with an n-gram drafter, one that knows `scripts`, and a small model."""
+    drafters: dict[str, Drafter] = {
+        "ngram": NgramDrafter(3, 1),
+        "guesser": Guesser(scripts, runner.vocab_size),
+    }
+    if small is not None:
+        drafters["small"] = ModelDrafter(with_pool(small, small.num_blocks, block_size))
     options = EngineOptions(max_batch=max_batch, token_budget=budget, prefix_cache=prefix_cache)
     return Engine(with_pool(runner, blocks, block_size), decoder, (), drafters, options)
 
 
-def workload(count: int, tokenizer: Any, seed: int = 0) -> list[GenerateRequest]:
-    """Chats, half of them at temperature 0, some with one beginning; 24 to 48 tokens of output."""
-    choose = random.Random(seed)
+def workload(count: int, tokenizer: Any, least: int = 24, most: int = 48) -> list[GenerateRequest]:
+    """Chats that begin alike, half of them at temperature 0; `least` to `most` tokens of output."""
+    choose = random.Random(0)
     found = []
     for number in range(count):
         text = choose.choice(TASKS).format(*choose.sample(TOPICS, 2))
@@ -128,7 +136,7 @@ def workload(count: int, tokenizer: Any, seed: int = 0) -> list[GenerateRequest]
             top_p=choose.choice([1.0, 0.9]),
             top_k=choose.choice([0, 0, 50]),
             seed=choose.getrandbits(64),
-            max_tokens=choose.randint(24, 48),
+            max_tokens=choose.randint(least, most),
             logprobs=2,
         )
         found.append(GenerateRequest(str(number), tuple(prompt["input_ids"]), sampling))
@@ -136,26 +144,34 @@ def workload(count: int, tokenizer: Any, seed: int = 0) -> list[GenerateRequest]
 
 
 def outcomes(
-    runner: ModelRunner, decoder: TextDecoder, requests: Sequence[GenerateRequest]
+    runner: ModelRunner,
+    decoder: TextDecoder,
+    requests: Sequence[GenerateRequest],
+    plans: Sequence[SpeculationPlan] = PLANS[1:4],
+    companies: Sequence[dict[str, Any]] = COMPANIES,
 ) -> Iterator[tuple[str, dict[str, Outcome]]]:
-    """Each request in every way, by request id: plainly and alone first, then as the names say."""
+    """Each request in every way, by id: alone and plainly, alone with each plan, and in each company."""
     scripts: dict[str, list[int]] = {}
     plain = {}
     for request in requests:
         plain[request.request_id] = _alone(engine(runner, decoder, scripts), request)
         scripts[request.request_id] = [*request.prompt, *plain[request.request_id].ids]
     yield "alone, plain", plain
-    for plan in PLANS[1:4]:
+    for plan in plans:
         found = {
             request.request_id: _alone(engine(runner, decoder, scripts), replace(request, plan=plan))
             for request in requests
         }
         yield f"alone, {plan.drafter} {plan.gamma} x {plan.width}", found
-    for turn, company in enumerate(COMPANIES):
+    for turn, company in enumerate(companies):
         batch = [replace(r, plan=PLANS[(i + turn) % len(PLANS)]) for i, r in enumerate(requests)]
         random.Random(turn).shuffle(batch)
         together = run(engine(runner, decoder, scripts, **company), batch)
-        yield f"among others, {company}", {rid: outcome for (rid, _), outcome in together.items()}
+        yield f"among others, {describe(company)}", {rid: outcome for (rid, _), outcome in together.items()}
+
+
+def describe(company: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in company.items())
 
 
 def _alone(served: Engine, request: GenerateRequest) -> Outcome:
