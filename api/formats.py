@@ -12,7 +12,8 @@ from gammaray.api import later
 from gammaray.types import Grammar
 from gammaray.validation import Planned, Strict
 
-MAX_GRAMMAR = 65_536  # characters
+MAX_GRAMMAR = 65_536  # bytes
+MAX_REGEX = 2048  # characters
 
 
 def _fits(schema: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class StructuredOutputs(Strict):
     """What OpenAI's `response_format` cannot say."""
 
     planned: ClassVar[Planned] = later.STRUCTURED_OUTPUTS
-    regex: str = Field(min_length=1, max_length=MAX_GRAMMAR)
+    regex: str = Field(min_length=1, max_length=MAX_REGEX)
 
     @property
     def grammar(self) -> Grammar:

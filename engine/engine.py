@@ -28,7 +28,7 @@ from gammaray.engine.runner import ModelRunner
 from gammaray.engine.scheduler import Scheduler, Slice
 from gammaray.engine.sequence import Key, Sequence, round_stats
 from gammaray.engine.text import TextDecoder
-from gammaray.errors import ConfigError, InvalidRequest, Overloaded
+from gammaray.errors import ConfigError, EngineFailure, InvalidRequest, Overloaded
 from gammaray.types import (
     FinishReason,
     GenerateRequest,
@@ -189,7 +189,7 @@ class Engine:
         for part in slices:
             rid, matcher = part.sequence.rid, part.sequence.matcher
             if matcher is not None and rid in trees:
-                pruned = prune(trees.pop(rid), matcher)
+                pruned = _pruned(trees.pop(rid), matcher)
                 trees |= {} if pruned is None else {rid: pruned}
         return trees, drafted
 
@@ -331,3 +331,11 @@ class Engine:
     def max_model_len(self) -> int:
         """Prompt and output together; the KV pool may hold less than the model allows."""
         return min(self.runner.max_model_len, self.cache.capacity)
+
+
+def _pruned(tree: DraftTree, matcher: Matcher) -> DraftTree | None:
+    """A grammar that gives up costs a draft here; its own request fails when it is verified."""
+    try:
+        return prune(tree, matcher)
+    except EngineFailure:
+        return None

@@ -46,7 +46,10 @@ REASONS: tuple[tuple[str, Why, str], ...] = (  # what the library says, and what
     ("Unable to determine", "oversized", "a pattern is too much work together with its format and lengths"),
     ("supported", "unsupported", ""),
     ("panic", "oversized", "the grammar is too complex"),
-    *((words, "oversized", "") for words in ("fuel", "precomputation", "too big", "too large", "exceed")),
+    *(
+        (words, "oversized", "")
+        for words in ("fuel", "precomputation", "too big", "too large", "Too many", "exceed")
+    ),
 )
 
 

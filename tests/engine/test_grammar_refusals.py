@@ -125,6 +125,7 @@ OVERSIZED = [
     {"enum": [[i] for i in range(257)]},
     {"allOf": [{"oneOf": [{"type": "array", "maxItems": 9 * i + j} for i in range(9)]} for j in range(2)]},
     {"type": "object", "properties": {f"p{i}": {} for i in range(65)}, "minProperties": 1},
+    {"allOf": [{"minProperties": 1}, {"properties": {f"p{i}": {} for i in range(65)}}]},
     {
         "type": "object",
         "required": [f"p{i}" for i in range(3000)],
@@ -212,6 +213,8 @@ LARGE_SCHEMAS = [
     {"type": "object", "maxProperties": 10**15},
     {"type": "object", "patternProperties": {f"^{i:02}(\\w{{1,99}}x){{1,99}}$": {} for i in range(64)}},
     {"anyOf": [{"type": "array", "maxItems": i} for i in range(256)]},
+    {"anyOf": [*({"const": i} for i in range(300)), *({"enum": [f"v{i}"]} for i in range(300))]},
+    {"anyOf": [{"type": ["integer", "null"], "minimum": i} for i in range(300)]},
     {"type": "integer", "multipleOf": 9973},
     {"$defs": REPEATED_REFERENCES, "$ref": "#/$defs/a"},
     json.loads(nested(49)),
