@@ -64,7 +64,7 @@ class _Wire:
 
 def _declared(scope: Scope) -> int:
     length = Headers(scope=scope).get("content-length", "0")
-    return int(length) if length.isascii() and length.isdigit() else 0
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
 
 
 def parse(content: bytes) -> Any:

@@ -50,6 +50,7 @@ def build(
     terms: Terms,
 ) -> Job:
     """The engine's part of a request. Raises InvalidRequest, also for more tokens than `terms` grants."""
+    _check_places(body, inputs, info)
     name = f"{prefix}-{secrets.token_hex(12)}"
     wish = body.speculation or SpeculationField()
     chosen, clamped = planner(terms.tenant, seeded=body.seed is not None, **wish.model_dump())
@@ -79,6 +80,13 @@ def build(
         body.top is not None,
         body.token_limit == 0,
     )
+
+
+def _check_places(body: GenerationBody, inputs: Inputs, info: ModelInfo) -> None:
+    choices = len(inputs.prompts) * (body.n or 1)
+    if choices > info.places:
+        message = f"{choices} choices are more than this server runs at once ({info.places})"
+        raise InvalidRequest(message, param="n" if len(inputs.prompts) == 1 else "prompt")
 
 
 def _granted(body: GenerationBody, terms: Terms) -> tuple[int | None, tuple[str, ...]]:

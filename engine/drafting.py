@@ -15,6 +15,7 @@ from gammaray.engine.scheduler import Slice
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Q_TOLERANCE = 0.01  # of the sum of q, which a drafter may hold in a short format
 
 
 class GuardedDrafter:
@@ -44,6 +45,10 @@ class GuardedDrafter:
     def length(self, rid: str) -> int | None:
         return self._guard(lambda: self.inner.length(rid), None)
 
+    def accepts(self, tree: DraftTree, part: Slice, vocab_size: int) -> bool:
+        """Whether it gave what was asked for; what is no tree at all is a failure."""
+        return self._guard(lambda: well_formed(tree, part.depth, part.width, vocab_size), False)
+
     def take_failures(self) -> int:
         """Calls that raised since this was asked last."""
         failures, self._failures = self._failures, 0
@@ -66,7 +71,7 @@ def described(error: Exception) -> tuple[str, str]:
 
 
 def draft(
-    slices: Sequence[Slice], drafters: Mapping[str, Drafter], vocab_size: int, deadline: float
+    slices: Sequence[Slice], drafters: Mapping[str, GuardedDrafter], vocab_size: int, deadline: float
 ) -> dict[str, DraftTree]:
     """Draft trees by rid. What is missing was late, lost or malformed: it decodes plainly this round."""
     by_name: dict[str, list[Slice]] = defaultdict(list)
@@ -82,7 +87,7 @@ def draft(
         found = drafters[name].collect(ticket, deadline)
         for part in by_name[name]:
             tree = found.get(part.sequence.rid)
-            if tree and well_formed(tree, part.depth, part.width, vocab_size):
+            if tree and drafters[name].accepts(tree, part, vocab_size):
                 trees[part.sequence.rid] = tree
     return trees
 
@@ -97,17 +102,25 @@ def well_formed(tree: DraftTree, depth: int, width: int, vocab_size: int) -> boo
         if not -1 <= parent < index:
             return False
         levels.append(1 if parent < 0 else levels[parent] + 1)
-    in_vocabulary = all(0 <= token < vocab_size for token in tree.tokens)
+    in_vocabulary = all(type(token) is int and 0 <= token < vocab_size for token in tree.tokens)
     return in_vocabulary and max(levels, default=0) <= depth and _has_q(tree, vocab_size)
 
 
 def _has_q(tree: DraftTree, vocab_size: int) -> bool:
+    """For each sampled node the distribution that it was drawn from: a wrong one would change the output."""
     if tree.drawn == "deterministic":
         return True
     ids, probs = tree.q_ids, tree.q_probs
-    if ids is None or probs is None or ids.shape != probs.shape or len(ids) != len(tree):
+    if ids is None or probs is None or ids.dim() != 2 or ids.shape != probs.shape or len(ids) != len(tree):
         return False
-    return bool((ids >= 0).all() and (ids < vocab_size).all())
+    if (
+        ids.dtype != torch.int64
+        or not probs.is_floating_point()
+        or not bool(((ids >= 0) & (ids < vocab_size)).all())
+    ):
+        return False
+    normal = bool((probs >= 0).all()) and bool(((probs.sum(-1) - 1).abs() < Q_TOLERANCE).all())  # NaN fails
+    return normal and bool((ids == torch.tensor(tree.tokens)[:, None]).any(-1).all())
 
 
 def _view(drafter: Drafter, part: Slice) -> DraftView:

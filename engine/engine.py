@@ -115,6 +115,8 @@ class Engine:
             matcher = matcher or self.compile(request.sampling.grammar)
         if request.request_id in self._unfinished:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if request.n > self._places:
+            raise InvalidRequest(f"n {request.n} exceeds the engine's {self._places} places", param="n")
         resumed = any(request.generated)  # it had its place before
         if not resumed and request.n + sum(list(self._unfinished.values())) > self._places:
             raise Overloaded("too many requests are waiting; try again", code="queue_full")
@@ -148,8 +150,9 @@ class Engine:
         try:
             trees, proposed = self._draft(schedule.slices, scheduled + self.options.draft_deadline_s)
             drafted = self._clock()
-            done = compute(self.runner, schedule.slices, trees, proposed)
-            self.runner.move(*moves(done, self.cache))
+            computed = compute(self.runner, schedule.slices, trees, proposed)
+            self.runner.move(*moves(computed, self.cache))
+            done = computed
         except Exception as error:  # no sequence has changed yet
             self._isolate(schedule.slices, error)
         verified = self._clock()
@@ -321,6 +324,7 @@ class Engine:
             dtype=str(self.runner.dtype).removeprefix("torch."),
             device=str(self.runner.device),
             drafters=tuple(self.drafters),
+            places=self._places,
         )
 
     @property

@@ -120,7 +120,7 @@ class Scheduler:
 
     def _draft_room(self, decoding: int) -> int:
         work = sum(s.pending for s in self if not s.decoding)
-        prefill = min(work, int(PREFILL_SHARE * self.token_budget))
+        prefill = min(work, max(1, int(PREFILL_SHARE * self.token_budget)))
         most = int(DRAFT_SHARE * self.token_budget)
         return max(0, min(most, self.token_budget - decoding - prefill))
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
+from gammaray.engine.drafting import described
 from gammaray.engine.engine import TOKEN_BUDGET, Engine
 from gammaray.errors import EngineFailure, ReplicaLost
 from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, StepReport, TokenChunk
@@ -184,15 +185,15 @@ class AsyncEngine:
         try:
             output = self._engine.step()
         except Exception as error:
-            log.exception("engine step failed")
+            log.error("engine step failed (%s)\n%s", *described(error))
             self._deliver(self._engine.fail_all(f"engine step failed: {type(error).__name__}"))
             return
         self._deliver(output.chunks)
         self._report = output.report
         try:
             self._listener(output.report)
-        except Exception:
-            log.exception("the listener failed on a step report")
+        except Exception as error:
+            log.error("the listener failed on a step report (%s)\n%s", *described(error))
 
     def _deliver(self, chunks: list[TokenChunk]) -> None:
         for chunk in chunks:

@@ -203,6 +203,7 @@ class ModelInfo:
     dtype: str
     device: str
     drafters: tuple[str, ...]
+    places: int = 576  # sequences that may run or wait at once
 
 
 @dataclass(frozen=True, slots=True)

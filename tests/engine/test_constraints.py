@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.decoding import Cycle
 
 from gammaray.engine.constraints import Constraints, constraints
+from gammaray.engine.logprobs import report
 from gammaray.types import SamplingParams
 
 VOCAB = 8
@@ -149,3 +150,10 @@ def test_a_matcher_that_fails_on_the_way_is_rolled_back():
 def test_only_a_bound_request_pays(one):
     assert constraints(SamplingParams(**one), [0], [EOS], VOCAB, None) is not None
     assert constraints(SamplingParams(temperature=0.5, top_k=3), [0], [EOS], VOCAB, None) is None
+
+
+def test_reported_ties_come_lowest_id_first():
+    row = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    (entry,) = report(row, [4], 2)
+    assert [token for token, _ in entry.top] == [1, 2]
+    assert entry.logprob == pytest.approx(float(row.log_softmax(-1)[0, 4]))

@@ -14,9 +14,12 @@ from support.tape import Letters, TapeRunner
 from torch import Tensor
 
 from gammaray.engine.batch import Row
+from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter
+from gammaray.engine.drafting import GuardedDrafter
 from gammaray.engine.engine import Engine, EngineOptions
-from gammaray.errors import Overloaded
+from gammaray.errors import EngineFailure, InvalidRequest, Overloaded
 from gammaray.types import GenerateRequest, Grammar, SamplingParams, SpeculationPlan
 
 POISON = 6  # a token that only bad requests hold
@@ -49,6 +52,20 @@ class Fragile(TapeRunner):
         logits = super()._logits(context).copy()
         logits[POISON] = -50
         return logits
+
+
+class WrongFirst(ModelDrafter):
+    """Knows the target, and puts a wrong child before the right one: what is accepted has to move."""
+
+    def begin(self, views: Sequence[DraftView]) -> Ticket:
+        return super().begin([replace(view, width=1) for view in views])
+
+    def collect(self, ticket: Ticket, deadline: float) -> dict[str, DraftTree]:
+        chains = super().collect(ticket, deadline)
+        return {
+            rid: DraftTree(((tree.tokens[0] + 1) % 6, *tree.tokens), (-1, -1, *range(1, len(tree))))
+            for rid, tree in chains.items()
+        }
 
 
 def engine(runner: TapeRunner, **options: int) -> Engine:
@@ -147,6 +164,97 @@ def test_nobody_waits_behind_a_full_queue() -> None:
     while not served.idle:
         served.step()
     served.submit(request("c", 1))
+
+
+def test_the_place_of_a_request_that_cannot_begin_is_free_again() -> None:
+    served = engine(TapeRunner(8, 128, max_model_len=64), max_batch=1, max_waiting=1)
+
+    def fail(ids: Sequence[int]) -> str:
+        raise ValueError("no")
+
+    served._intake._decoder = type("Failing", (), {"decode": staticmethod(fail)})()
+    for rid in "abcd":
+        served.submit(replace(request(rid, 1), generated=((1, 2),)))
+        (chunk,) = served.step().chunks
+        assert chunk.finish == "error"
+    served._intake._decoder = Letters()
+    served.submit(request("e", 1, n=2))
+
+
+def test_more_sequences_than_there_are_places_are_a_bad_request() -> None:
+    served = engine(TapeRunner(8, 128, max_model_len=64), max_batch=1, max_waiting=2)
+    with pytest.raises(InvalidRequest, match="places"):
+        served.submit(request("a", 1, n=4))
+
+
+def test_nothing_delivered_yet_is_no_resumed_request() -> None:
+    served = engine(TapeRunner(8, 128, max_model_len=64), max_batch=1, max_waiting=1)
+    served.submit(request("a", 1, n=2))
+    with pytest.raises(Overloaded):
+        served.submit(replace(request("b", 1), generated=((),)))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_failed_move_changes_no_text(count: int, prefix_cache: bool) -> None:
+    class FailsOnce(TapeRunner):
+        failed = False
+
+        def move(self, src: Sequence[int], dst: Sequence[int]) -> None:
+            if src and not self.failed:
+                self.failed = True
+                raise RuntimeError("no")
+            super().move(src, dst)
+
+    def asked(i: int) -> GenerateRequest:
+        return replace(request(str(i), i), plan=SpeculationPlan("wrong first", 3, 2))
+
+    def serve(runner: TapeRunner) -> Driver:
+        served = engine(runner)
+        served.cache.prefix_cache = prefix_cache
+        served.drafters["wrong first"] = GuardedDrafter(
+            "wrong first", WrongFirst(TapeRunner(8, 128, max_model_len=64))
+        )
+        driver = Driver(served)
+        driver.submit(asked(i) for i in range(count))
+        driver.finish()
+        return driver
+
+    runner = FailsOnce(8, 128, max_model_len=64)
+    found, expected = serve(runner).outcomes, serve(TapeRunner(8, 128, max_model_len=64)).outcomes
+    assert runner.failed
+    for key, outcome in found.items():
+        if outcome.finish == "error":
+            assert count == 1 and expected[key].ids[: len(outcome.ids)] == outcome.ids
+        else:
+            assert outcome.ids == expected[key].ids
+
+
+def test_a_grammar_that_gives_up_while_verifying_fails_its_request_alone() -> None:
+    class GivesUp(Cycle):
+        def mask(self) -> Tensor:
+            if self.state >= 2:
+                raise EngineFailure("too complex")
+            return super().mask()
+
+        def copy(self) -> Cycle:
+            return GivesUp(self.word, self.vocab, self.eos)
+
+    class Grammars(Cycles):
+        def compile(self, grammar: Grammar) -> Cycle:
+            return GivesUp([1, 2], self.vocab, self.eos)
+
+    served = engine(TapeRunner(8, 128, max_model_len=64))
+    served._grammars = Grammars(8, 7)  # type: ignore[assignment]
+    bad = replace(
+        request("bad", 1), sampling=replace(SAMPLING, grammar=Grammar("regex", "x"), ignore_eos=False)
+    )
+    driver = Driver(served)
+    driver.submit([bad, request("good", 2)])
+    driver.finish()
+    assert driver.outcomes["bad", 0].finish == "error"
+    assert driver.outcomes["good", 0].finish == "length"
+    assert not any(sequence.preemptions for sequence in served.scheduler)
 
 
 def test_what_is_more_urgent_runs_first_within_its_tenant() -> None:

@@ -66,7 +66,7 @@ def p_value(kind: type[ModelDrafter], gamma: int, width: int) -> float:
         TapeRunner(VOCAB, blocks=512),
         Letters(),
         drafters={"draft": drafter},
-        options=EngineOptions(max_batch=100, token_budget=2000),
+        options=EngineOptions(max_batch=100, token_budget=2000, max_waiting=10_000),
     )
     plan = SpeculationPlan("draft", gamma, width, "rejection")
     outcomes = run(

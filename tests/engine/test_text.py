@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tape import Pieces
+from support.tape import Letters, Pieces
 
 from gammaray.engine.text import OutputText
 
@@ -197,3 +197,12 @@ def test_many_ids_without_text_are_not_decoded_again_for_ever() -> None:
     silent = Counting("")
     run(OutputText(silent), [0] * 500, [1] * 500)
     assert silent.longest < 100
+
+
+def test_min_tokens_lets_a_stop_string_pass_that_its_tokens_complete() -> None:
+    for least, expected in ((0, "a"), (2, "a"), (3, "abca"), (5, "abca"), (6, "abcabca")):
+        output = OutputText(Letters(), ("bc",), (), min_tokens=least)
+        for token in (0, 1, 2, 0, 1, 2, 0):
+            if output.push(token):
+                break
+        assert (output.take(final=True)[1], output.stopped) == (expected, least < 6)
