@@ -3,8 +3,8 @@
     python benchmarks/deterministic.py [--parts cost identity] [--requests 200] [--repeats 40] [--out FOLDER]
 
 Cost: the time of one forward pass at a context, and decode throughput at concurrency 1; the two modes take
-turns, and figures are medians of the ratio of neighbours. Each mode is loaded twice, in the order ABBA: where
-its weights happen to lie in memory changes a model's speed by several percent.
+turns, and ratios are medians over neighbours. Both modes share one copy of the weights: where these happen to
+lie in memory changes the speed of a mode by up to 20 %.
 Identity: each request alone and plain, alone with drafts, and among others (tests/support/identity.py); a
 request counts as identical when ids, log-probabilities and finish are equal to the bit in all these ways.
 """
@@ -12,17 +12,22 @@ request counts as identical when ids, log-probabilities and finish are equal to 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from generate import MODEL, PROMPTS, machine  # sets the threads before torch is imported
 from support.identity import outcomes, same_bits, workload
+from torch.nn import functional as F
 
 from gammaray.engine.batch import Row
 from gammaray.engine.build import TokenizerDecoder, eos_ids
@@ -34,14 +39,15 @@ from gammaray.engine.runner import ModelRunner
 from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan
 
 Step = Callable[[ModelRunner], object]
-MODES = (False, True, True, False)  # deterministic; interleaved, see above
-CONTEXTS = (256, 448)
+Runners = Mapping[str, ModelRunner]  # by mode
+MODES = ("default", "deterministic")
+CONTEXTS = (256, 450)
 PLANS = {"plain": PLAIN, "n-gram": SpeculationPlan("ngram", 8, 1)}
-BLOCKS = 40  # of 16 tokens, for each of 16 sequences
+BLOCKS = 44  # of 16 tokens, for each of 16 sequences
 
 
 def steps(context: int) -> dict[str, Step]:
-    tokens = [(7 * i) % 4000 + 100 for i in range(context + 40)]
+    tokens = [(7 * i) % 4000 + 100 for i in range(context + 300)]
 
     def blocks(sequence: int) -> range:
         return range(BLOCKS * sequence, BLOCKS * (sequence + 1))
@@ -57,89 +63,115 @@ def steps(context: int) -> dict[str, Step]:
         tokens[context + 1 : context + 17],
         [-1, -1, 0, 0, *range(2, 14)],
     )
+    lengths = range(max(16, context - 240), context + 240, 30)  # 16 of them
+    mixed = [Row(tokens[n : n + 1], n, blocks(i)) for i, n in enumerate(lengths)]
     return {
         "prefill 256": lambda runner: runner.forward([Row(tokens[:256], 0, blocks(0))]),
         "decode, batch 1": lambda runner: runner.forward([row(0)]),
         "decode, batch 8": lambda runner: runner.forward([row(i) for i in range(8)]),
         "decode, batch 16": lambda runner: runner.forward([row(i) for i in range(16)]),
+        "decode, batch 16, contexts from -240 to +210": lambda runner: runner.forward(mixed),
         "verify 5, batch 1": lambda runner: runner.forward([row(0, 4)]),
         "verify 9, batch 1": lambda runner: runner.forward([row(0, 8)]),
         "verify a tree of 16 in two branches": lambda runner: runner.forward([tree]),
     }
 
 
-def pass_costs(runners: list[ModelRunner], repeats: int) -> list[dict[str, object]]:
+def with_default_arithmetic(runner: ModelRunner) -> ModelRunner:
+    """The default mode of a deterministic runner, on the same packed weights and pool."""
+    lean = copy.copy(runner._model._model)
+    lean._silu, lean._head = F.silu, _bare(lean._head)
+    names = ("qkv", "out", "gate_up", "down")
+    lean._layers = [
+        replace(layer, **{name: _bare(getattr(layer, name)) for name in names}) for layer in lean._layers
+    ]
+    default = copy.copy(runner)
+    default._model, default._sizes = lean, None
+    return default
+
+
+def _bare(forward: Any) -> Any:
+    """The layer inside of an invariant one, both given by their bound `forward`."""
+    return forward.__self__._layer.forward
+
+
+def in_turns(
+    measure: Callable[[ModelRunner], float], runners: Runners, rounds: int
+) -> dict[str, list[float]]:
+    """What `measure` gives for each mode, which take turns in going first."""
+    found: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for turn in range(rounds):
+        for mode in MODES if turn % 2 else MODES[::-1]:
+            found[mode].append(measure(runners[mode]))
+    return found
+
+
+def pass_costs(runners: Runners, repeats: int) -> list[dict[str, object]]:
     rows = []
     for context in CONTEXTS:
-        for runner in runners:
-            for sequence in range(16):
-                table = range(BLOCKS * sequence, BLOCKS * (sequence + 1))
-                runner.forward([Row([(7 * i) % 4000 + 100 for i in range(context)], 0, table, logits=0)])
+        for sequence in range(16):
+            table = range(BLOCKS * sequence, BLOCKS * (sequence + 1))
+            prompt = [(7 * i) % 4000 + 100 for i in range(16 * BLOCKS)]
+            runners["deterministic"].forward([Row(prompt, 0, table, logits=0)])
         for name, step in steps(context).items():
-            if name == "prefill 256" and context != CONTEXTS[0]:
+            prefill = name == "prefill 256"
+            if prefill and context != CONTEXTS[0]:
                 continue
-            rounds = max(5, repeats // 5) if name == "prefill 256" else repeats
-            times = [[_seconds(step, runner) for runner in runners] for _ in range(rounds + 2)][2:]
-            ratio = median((b + c) / (a + d) for a, b, c, d in times)
-            default, deterministic = (
-                1e3 * median(t[i] for t in times for i in range(4) if MODES[i] is mode)
-                for mode in (False, True)
-            )
+            in_turns(partial(_seconds, step), runners, 2)
+            times = in_turns(partial(_seconds, step), runners, max(6, repeats // 4) if prefill else repeats)
             rows.append(
                 {
                     "case": name,
-                    "context": context,
-                    "default_ms": round(default, 1),
-                    "deterministic_ms": round(deterministic, 1),
-                    "ratio": round(ratio, 3),
+                    "context": 0 if prefill else context,
+                    **{f"{mode}_ms": round(1e3 * median(times[mode]), 1) for mode in MODES},
+                    "ratio": _ratio(times["deterministic"], times["default"]),
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
-def throughput(runners: list[ModelRunner], max_tokens: int, repeats: int) -> list[dict[str, object]]:
+def throughput(runners: Runners, max_tokens: int, repeats: int) -> list[dict[str, object]]:
     tokenizer = load_tokenizer(MODEL)
-    engines = [
-        Engine(
-            runner,
-            TokenizerDecoder(tokenizer),
-            eos_ids(runner, tokenizer),
-            {"ngram": NgramDrafter()},
-            EngineOptions(prefix_cache=False),
-        )
-        for runner in runners
-    ]
+    decoder, eos = TokenizerDecoder(tokenizer), eos_ids(runners["default"], tokenizer)
     rows = []
     for name in ("code-rename", "chat"):
         message = [{"role": "user", "content": PROMPTS[name]}]
         prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         for plan_name, plan in PLANS.items():
             request = GenerateRequest("benchmark", tuple(prompt["input_ids"]), sampling, plan)
-            rounds = [[run(engine, request).tok_s or 0.0 for engine in engines] for _ in range(repeats)]
-            default, deterministic = (
-                median(r[i] for r in rounds for i in range(4) if MODES[i] is mode) for mode in (False, True)
-            )
+
+            def rate(runner: ModelRunner, request: GenerateRequest = request) -> float:
+                options = EngineOptions(prefix_cache=False)
+                return (
+                    run(Engine(runner, decoder, eos, {"ngram": NgramDrafter()}, options), request).tok_s or 0
+                )
+
+            rates = in_turns(rate, runners, repeats)
             rows.append(
                 {
                     "prompt": name,
                     "plan": plan_name,
-                    "default_tok_s": round(default, 1),
-                    "deterministic_tok_s": round(deterministic, 1),
-                    "ratio": round(median((a + d) / (b + c) for a, b, c, d in rounds), 3),
+                    **{f"{mode}_tok_s": round(median(rates[mode]), 1) for mode in MODES},
+                    "ratio": _ratio(rates["default"], rates["deterministic"]),
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
+def _ratio(slower: list[float], faster: list[float]) -> float:
+    return round(median(a / b for a, b in zip(slower, faster, strict=True)), 3)
+
+
 def cost(dtype: str, repeats: int) -> dict[str, object]:
-    runners = [load_runner(MODEL, dtype, num_blocks=16 * BLOCKS, deterministic=mode) for mode in MODES]
+    runner = load_runner(MODEL, dtype, num_blocks=16 * BLOCKS, deterministic=True)
+    runners = {"deterministic": runner, "default": with_default_arithmetic(runner)}
     return {
         "dtype": dtype,
         "passes": pass_costs(runners, repeats),
-        "throughput": throughput(runners, max_tokens=60, repeats=max(3, repeats // 10)),
+        "throughput": throughput(runners, max_tokens=60, repeats=max(4, repeats // 5)),
     }
 
 
@@ -199,8 +231,8 @@ def _cost_lines(report: dict[str, object]) -> list[str]:
     assert isinstance(results, list)
     for result in results:
         lines += [
-            f"| {result['dtype']} | {r['case']} | {0 if r['case'] == 'prefill 256' else r['context']} "
-            f"| {r['default_ms']} | {r['deterministic_ms']} | **{r['ratio']}** |"
+            f"| {result['dtype']} | {r['case']} | {r['context']} | {r['default_ms']} "
+            f"| {r['deterministic_ms']} | **{r['ratio']}** |"
             for r in result["passes"]
         ]
     lines += [

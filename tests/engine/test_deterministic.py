@@ -21,7 +21,7 @@ from tiny import tiny_llama, tiny_model
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen3Config
 
 from gammaray.config import parse
-from gammaray.engine import invariance, linear
+from gammaray.engine import invariance, linear, selfcheck
 from gammaray.engine.attention import DenseAttention
 from gammaray.engine.batch import Row
 from gammaray.engine.build import TokenizerDecoder, build_engine
@@ -210,7 +210,6 @@ def activations_in_one_run(patch: pytest.MonkeyPatch) -> None:
 def test_each_part_is_needed_and_the_check_at_load_notices(
     mutant: Callable[[pytest.MonkeyPatch], None], cfg: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load("float32", **cfg)
     mutant(monkeypatch)
     with pytest.raises(ModelUnsupported, match=r"cannot be served deterministically.* other bits"):
         load("float32", **cfg)
@@ -272,6 +271,48 @@ def test_rows_that_pad_a_call_reach_no_attention() -> None:
         logits = runner._model.forward(ids, torch.arange(3), Counting(), None)
     assert logits.shape == (3, VOCAB)
     torch.testing.assert_close(logits, runner.forward([Row([1, 2, 3], 0, [0], logits=3)]), atol=1e-4, rtol=0)
+
+
+def test_a_call_is_padded_once(monkeypatch: pytest.MonkeyPatch, runners: dict[str, ModelRunner]) -> None:
+    """At the model's entry: padding in each layer would cost a hundred small copies a step."""
+    monkeypatch.setattr(linear.InvariantLinear, "_padded", lambda *_: pytest.fail("padded again"))
+    own = with_pool(runners["float32"], 300, 4)
+    for tokens in (1, 2, 37, 255):
+        assert own.forward([Row([1] * tokens, 0, range(80), logits=tokens)]).shape == (tokens, VOCAB)
+    assert own.forward([Row([1] * 255, 0, range(80), logits=0)]).shape == (0, VOCAB)
+
+
+def logits_that_know_the_batch(patch: pytest.MonkeyPatch) -> None:
+    right = invariance.RowPadded.forward
+    patch.setattr(
+        invariance.RowPadded, "forward", lambda self, ids, *rest: right(self, ids, *rest) + len(ids)
+    )
+
+
+def keys_that_change_later(patch: pytest.MonkeyPatch) -> None:
+    right = invariance._among_others
+
+    def wrong(trial: Any, tokens: list[int], blocks: list[int], *rest: Any) -> Any:
+        yield from right(trial, tokens, blocks, *rest)
+        trial.pool.layers[1][0][blocks[3]] += 1
+
+    patch.setattr(invariance, "_among_others", wrong)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "noticed"),
+    [
+        (logits_that_know_the_batch, "a prompt's chunk has other bits"),
+        (keys_that_change_later, "the KV of layer 1 has other bits"),
+    ],
+)
+def test_the_check_at_load_compares_logits_and_kv(
+    mutant: Callable[[pytest.MonkeyPatch], None], noticed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selfcheck, "_compare", lambda *_: None)
+    mutant(monkeypatch)
+    with pytest.raises(ModelUnsupported, match=noticed):
+        load("float32")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
