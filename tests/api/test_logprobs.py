@@ -209,3 +209,12 @@ async def test_missing_logprobs_are_a_failure_not_a_shift(http: httpx.AsyncClien
     engine._chunk = lambda *args: replace(chunk(*args), logprobs=())
     response = await http.post("/v1/completions", json=TEXT | {"logprobs": 1})
     assert response.status_code == 500
+
+
+async def test_b9_a_boolean_on_the_completions_route_is_refused_and_the_server_lives(
+    http: httpx.AsyncClient,
+) -> None:
+    body = {"model": "tiny", "prompt": "hi"}
+    refused = await http.post("/v1/completions", json=body | {"logprobs": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
+    assert (await http.post("/v1/completions", json=body | {"logprobs": 1})).status_code == 200
