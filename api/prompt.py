@@ -43,7 +43,8 @@ def check_ids(ids: Sequence[int], param: str, info: ModelInfo) -> None:
     """Raises InvalidRequest for an id outside the vocabulary."""
     wrong = next((at for at, token in enumerate(ids) if not 0 <= token < info.vocab_size), None)
     if wrong is not None:
-        message = f"token id {wrong + 1} of {len(ids)} is outside the vocabulary of {info.vocab_size}"
+        place = f"number {wrong + 1} of {len(ids)} token ids in {param}"
+        message = f"{place} is outside the vocabulary of {info.vocab_size} tokens"
         raise InvalidRequest(message, param=param, code="invalid_value")
 
 

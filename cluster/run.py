@@ -41,7 +41,8 @@ def run(config: Config, address: str | None = None, **factories: Any) -> None:
         _say(f"warning: tenant {tenant!r}: {NO_KEYS}")
     with suppress(stop.Stopped), running(config, address, signals, **factories) as url:
         seconds = time.monotonic() - began
-        print(ready_text(url, config.target.model, served_dtype(url), seconds), flush=True)
+        needs_key = config.server.require_api_key
+        print(ready_text(url, config.target.model, served_dtype(url), seconds, needs_key), flush=True)
         while not signals.count:
             time.sleep(stop.POLL_S)
         limit_s = stop.drain_limit(config.server)
@@ -199,10 +200,11 @@ def served_dtype(url: str) -> str:
     return str(httpx.get(f"{url}/readyz", timeout=10, trust_env=False).json()["dtype"])
 
 
-def ready_text(url: str, model: str, dtype: str, seconds: float) -> str:
+def ready_text(url: str, model: str, dtype: str, seconds: float, needs_key: bool = False) -> str:
     """One line with the address, and a command to try."""
+    key = "-H 'Authorization: Bearer KEY' " if needs_key else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return (
         f"ready: {model} ({dtype}) at {url} (started in {seconds:.1f} s; Ctrl-C stops it)\n"
-        f"try:   curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        f"try:   curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
     )

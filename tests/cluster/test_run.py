@@ -185,6 +185,11 @@ def test_the_reason_of_a_failed_start() -> None:
     assert type(other) is GammarayError and "KeyError" in str(other)
 
 
+def test_the_command_to_try_asks_for_a_key_where_one_is_needed() -> None:
+    assert "Bearer KEY" in ready_text("http://127.0.0.1:8000", "tiny", "float32", 1.0, needs_key=True)
+    assert "Bearer" not in ready_text("http://127.0.0.1:8000", "tiny", "float32", 1.0)
+
+
 def test_ready_text_is_a_command_that_works_in_a_shell() -> None:
     text = ready_text("http://127.0.0.1:8000", "tiny", "float32", 3.21)
     assert text.splitlines()[0].startswith("ready: tiny (float32) at http://127.0.0.1:8000 (started in 3.2 s")
