@@ -43,9 +43,12 @@ class KV(Strict):
 class Target(Strict):
     """The model whose output distribution is served."""
 
-    planned: ClassVar[Planned] = _later("tensor_parallel")
     model: str = Field(min_length=1)  # alias, Hugging Face id, local folder, or GGUF file
     dtype: Dtype = "auto"
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=8
+    )  # GPUs (or processes) that share one replica's weights
+    replicas: int = Field(default=1, ge=1, le=256)
     deterministic: bool = False  # the same bits in every batch, with and without speculation
     max_model_len: int | None = Field(
         default=None, ge=2
@@ -59,8 +62,8 @@ class Target(Strict):
 class NgramDrafter(Strict):
     """Proposes what followed the last tokens earlier in the same sequence."""
 
-    planned: ClassVar[Planned] = _later("version")
     method: Literal["ngram"]
+    version: str = Field(default="1", min_length=1, max_length=64)
     max_ngram: int = Field(default=4, ge=1, le=32)
     min_ngram: int = Field(default=2, ge=1, le=32)
 
@@ -74,11 +77,13 @@ class NgramDrafter(Strict):
 class ModelDrafter(Strict):
     """A smaller model with the target's vocabulary. `draft_sampling`: draw its tokens, else take the best."""
 
-    planned: ClassVar[Planned] = _later("version", "placement", "path")
+    planned: ClassVar[Planned] = _later("path")
     method: Literal["model"]
     model: str = Field(min_length=1)
+    version: str = Field(default="1", min_length=1, max_length=64)
     dtype: Dtype = "auto"
     draft_sampling: bool = False
+    placement: Literal["auto", "split", "same-gpu"] = "auto"  # split: in a process of its own, in any case
 
 
 def _known_method(value: Any) -> Any:
@@ -154,14 +159,30 @@ class Limits(Strict):
     max_tokens: int | None = Field(default=None, ge=1)  # of one choice; also the default of its requests
 
 
+class Pool(Strict):
+    """A tenant's own draft workers, where its drafter does not live in the target's process."""
+
+    workers: int = Field(default=1, ge=1, le=64)  # at least so many
+    max_workers: int | None = Field(default=None, ge=1, le=64)  # None: no more than `workers`
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Pool:
+        if self.max_workers is not None and self.max_workers < self.workers:
+            raise PydanticCustomError("order", "max_workers must not be below workers")
+        return self
+
+    @property
+    def most(self) -> int:
+        return self.max_workers or self.workers
+
+
 class Tenant(Strict):
     """A line of business. `drafter` names an entry of `drafters`; None decodes plainly."""
 
-    planned: ClassVar[Planned] = _later(
-        "fallback_drafter", "pool", "buckets", "classes", "region", "warmup_s"
-    )
+    planned: ClassVar[Planned] = _later("fallback_drafter", "buckets", "classes", "region", "warmup_s")
     api_keys: Keys = Field(default_factory=list)
     drafter: str | None = None
+    pool: Pool = Pool()
     speculation: Speculation = Speculation()
     limits: Limits = Limits()
 
@@ -179,6 +200,12 @@ class Server(Strict):
     access_log: str | None = Field(default=None, min_length=1)  # file; one JSON line a request
 
 
+class Placement(Strict):
+    """What a draft GPU must have: a direct NVLink to the target's of at least this version."""
+
+    min_nvlink_version: float = Field(default=4, ge=1, allow_inf_nan=False)
+
+
 class Telemetry(Strict):
     """What may be told about requests."""
 
@@ -189,10 +216,11 @@ class Telemetry(Strict):
 class Config(Strict):
     """The whole tree. A tenant named `default` is always there; requests without a key are its own."""
 
-    planned: ClassVar[Planned] = _later("placement", "controller")
+    planned: ClassVar[Planned] = _later("controller")
     target: Target
     drafters: Mapping[str, Drafter] = {}
     tenants: Mapping[str, Tenant] = {}
+    placement: Placement = Placement()
     telemetry: Telemetry = Telemetry()
     server: Server = Server()
 

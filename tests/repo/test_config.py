@@ -109,12 +109,20 @@ def speculation(inner: str) -> str:
     [
         (tenant("speculatoin: {}"), "tenants.a.speculatoin: unknown key; did you mean 'speculation'?"),
         ("target: {modle: x}", "target.modle: unknown key; did you mean 'model'?"),
-        (MODEL + "zzz: 1", "zzz: unknown key; known here: drafters, server, target, telemetry, tenants"),
+        (
+            MODEL + "zzz: 1",
+            "zzz: unknown key; known here: drafters, placement, server, target, telemetry, tenants",
+        ),
         (
             drafter("method: ngram, max_ngrm: 3"),
             "drafters.d.max_ngrm: unknown key; did you mean 'max_ngram'?",
         ),
-        ("target: {model: x, tensor_parallel: 2}", "target.tensor_parallel: not supported yet"),
+        ("target: {model: x}\ncontroller: {interval_s: 5}", "controller: not supported yet"),
+        ("target: {model: x, tensor_parallel: 9}", "target.tensor_parallel"),
+        (
+            "target: {model: x}\ntenants: {t: {pool: {workers: 3, max_workers: 2}}}",
+            "tenants.t.pool: max_workers must not be below workers",
+        ),
         (tenant("buckets: []"), "tenants.a.buckets: not supported yet"),
         (speculation("adaptive: true"), "tenants.a.speculation.adaptive: not supported yet"),
         (MODEL + "controller: {}", "controller: not supported yet"),
