@@ -135,10 +135,11 @@ class KVCache:
         table.blocks += blocks
         return True
 
-    def commit(self, table: BlockTable, tokens: Sequence[int], computed: int) -> None:
-        """Slots below `computed` hold the KV of `tokens` now; blocks behind the last token go back."""
+    def commit(self, table: BlockTable, tokens: Sequence[int], computed: int, ahead: int = 0) -> None:
+        """Slots below `computed` hold the KV of `tokens` now; blocks behind the last token, and `ahead`
+        slots more, go back."""
         table.computed = computed
-        keep = self.blocks_for(len(tokens))
+        keep = self.blocks_for(len(tokens) + ahead)
         self.pool.release(table.blocks[keep:])
         del table.blocks[keep:]
         if not self.prefix_cache:

@@ -7,9 +7,9 @@ deadline, and a request that is missing from the answer decodes plainly for that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -86,3 +86,16 @@ class Drafter(Protocol):
 
     def length(self, rid: str) -> int | None:
         """Tokens that the state of `rid` stands for, for the state oracle; None when unknown."""
+
+
+@runtime_checkable
+class Anticipating(Protocol):
+    """A drafter that can use the time in which the target verifies (math.md section 3b)."""
+
+    hits: frozenset[str]  # rids whose draft, in the last `collect`, had been made ahead
+
+    def anticipate(self) -> Iterator[None]:
+        """Drafts ahead for what `collect` gave out last, one pass of the draft model per `next`.
+
+        May be dropped between passes, and must be before any other call.
+        """

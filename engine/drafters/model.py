@@ -1,71 +1,58 @@
 """An independent, smaller model as drafter, with KV and a prefix cache of its own.
 
-Deterministic trees by default: of each level the `width` nodes of highest cumulative log-probability
-stay (the expansion of EAGLE-2, arXiv 2406.16858, under a budget of depth x width nodes). With
-`draft_sampling` the root gets `width` children drawn from q and every later node one: a shape that does
-not depend on what was drawn, as exactness asks (math.md section 1).
+Deterministic trees by default; with `draft_sampling` its tokens are drawn from q (growth.py).
+
+With time of its own it drafts ahead: `anticipate` grows the drafts that would follow the likeliest outcomes
+of the round that is being verified, as further nodes of the same tree. The next commit then is a look-up:
+what stands below the emitted token is the next draft, with its KV, and it was drawn from the very q that
+verification will use (math.md section 3b).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from gammaray.engine.batch import Row
-from gammaray.engine.drafters.base import DraftTree, DraftView, Drawn, Ticket
+from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.growth import Branch, Growth, add_level, candidates
+from gammaray.engine.drafters.outcomes import RANKS, Outcomes, share_budget
 from gammaray.engine.kv import BlockTable, KVCache
-from gammaray.engine.logits import draw_children, process
 from gammaray.engine.runner import ModelRunner
+from gammaray.types import MAX_TREE_NODES
 
 CATCH_UP_TOKENS = 512  # committed tokens fed in a round, by all sequences together
+ANTICIPATED_ROWS = 64  # outcomes in a pass, of all sequences together
 
 
 @dataclass(slots=True)
 class _State:
-    """One sequence. The first `fed` nodes of `draft` have KV behind that of the committed tokens."""
+    """One sequence. What grew behind its tokens has KV behind theirs, node by node."""
 
     tokens: list[int]
     table: BlockTable
-    draft: DraftTree | None = None
-    fed: int = 0
+    growth: Growth | None = None
+    sent: int = 0  # leading nodes that were given out as a draft; 0: what is there was drafted ahead
+    view: DraftView | None = None  # of the draft that was given out
+    guesses: dict[int, list[int]] = field(default_factory=dict)  # what may follow a node, the likeliest first
+    outcomes: set[int] = field(default_factory=set)  # nodes below which a whole draft was made ahead
 
 
 @dataclass(slots=True)
-class _Growth:
-    """A tree while it grows, level by level."""
+class _Growing:
+    """A tree that gets more levels, in one pass with others."""
 
+    state: _State
     view: DraftView
+    growth: Growth
+    branches: list[Branch]
     sampled: bool
-    levels: int = 0
-    frontier: range = range(-1, 0)  # nodes of the newest level; at first the root alone
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)  # cumulative log-probability
-    q: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # ids and probabilities, [S] each
 
-    def add(self, nodes: Sequence[tuple[int, int, float]]) -> None:
-        """One level of (token, parent, score)."""
-        self.frontier = range(len(self.tokens), len(self.tokens) + len(nodes))
-        self.levels += 1
-        for token, parent, score in nodes:
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.scores.append(score)
-
-    def tree(self) -> DraftTree:
-        drawn: Drawn = "deterministic"
-        if self.sampled:
-            drawn = "without_replacement" if self.view.width > 1 else "iid"
-        return DraftTree(
-            tokens=tuple(self.tokens),
-            parents=tuple(self.parents),
-            drawn=drawn,
-            q_ids=torch.stack([ids for ids, _ in self.q]) if self.sampled else None,  # [K, S]
-            q_probs=torch.stack([probs for _, probs in self.q]) if self.sampled else None,  # [K, S]
-        )
+    def add_level(self) -> None:
+        for branch in self.branches:
+            add_level(self.growth, branch, self.view, self.sampled)
 
 
 class ModelDrafter:
@@ -76,6 +63,8 @@ class ModelDrafter:
         self.vocab_size: int | None = runner.vocab_size
         self.draft_sampling = draft_sampling
         self.cache = KVCache(runner.num_blocks, runner.block_size, prefix_cache)
+        self.outcomes = Outcomes()
+        self.hits: frozenset[str] = frozenset()
         self._states: dict[str, _State] = {}
 
     def begin(self, views: Sequence[DraftView]) -> Ticket:
@@ -83,33 +72,50 @@ class ModelDrafter:
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
         ready = {view.rid: view for view in ticket.views if self._ready(view, ticket)}
+        growing = [self._hit(view) for view in ready.values() if self._states[view.rid].growth]
+        self.hits = frozenset(tree.view.rid for tree in growing)
         logits = self._feed_pending(ready)  # a long catch-up takes several rounds, without a draft
-        growing = [
-            _Growth(ready[rid], self.draft_sampling and not ready[rid].sampling.greedy) for rid in logits
-        ]
-        for growth in growing:
-            self._add_level(growth, logits[growth.view.rid])
-        while unfinished := [g for g in growing if g.levels < g.view.depth]:
-            self._deepen(unfinished)
-        for growth in growing:
-            state = self._states[growth.view.rid]
-            state.draft, state.fed = growth.tree(), growth.frontier.start
-        return {g.view.rid: tree for g in growing if (tree := self._states[g.view.rid].draft)}
+        growing += [self._begin(ready[rid], Growth(row)) for rid, row in logits.items()]
+        while unfinished := [g for g in growing if g.branches[0].levels < g.view.depth]:
+            self._feed(unfinished)
+            for tree in unfinished:
+                tree.add_level()
+        return {tree.view.rid: self._give(tree) for tree in growing}
+
+    def anticipate(self, rows: int = ANTICIPATED_ROWS) -> Iterator[None]:
+        """Drafts ahead for what `collect` gave out last; each `next` costs one forward pass.
+
+        May be dropped between passes, and must be before any other call.
+        """
+        out = [state for state in self._states.values() if state.sent]
+        growing = [tree for state in out if (tree := self._ahead(state, rows, len(out)))]
+        if not growing:
+            return
+        self._feed(growing)
+        yield
+        for tree in growing:
+            self._add_outcomes(tree, rows, len(out))
+        while growing := [tree for tree in growing if tree.branches]:
+            self._feed(growing)
+            for tree in growing:
+                tree.add_level()
+                tree.branches = [b for b in tree.branches if b.levels < tree.view.depth]
+            yield
 
     def commit(self, rid: str, tokens: Sequence[int], features: Tensor | None = None) -> None:
-        if (state := self._states.get(rid)) is None:
+        if (state := self._states.get(rid)) is None or not tokens:
             return
-        path = _accepted(state.draft, state.fed, tokens) if state.draft else []
+        kept, path, ahead = self._outcome(state, tokens)
         base = state.table.computed
-        moved = [(node, at) for at, node in enumerate(path) if node != at]
+        moved = [(base + node, base + at) for at, node in enumerate(kept) if node != at]
         if moved:
             self.runner.move(
-                self.cache.slots(state.table, (base + node for node, _ in moved)),
-                self.cache.slots(state.table, (base + at for _, at in moved)),
+                self.cache.slots(state.table, (source for source, _ in moved)),
+                self.cache.slots(state.table, (target for _, target in moved)),
             )
         state.tokens.extend(tokens)
-        state.draft, state.fed = None, 0
-        self.cache.commit(state.table, state.tokens, base + len(path))
+        self.cache.commit(state.table, state.tokens, base + path, len(kept) - path)
+        state.growth, state.sent = ahead, 0
 
     def catch_up(self, rid: str, tokens: Sequence[int], salt: bytes = b"") -> None:
         state = self._states.get(rid)
@@ -135,6 +141,8 @@ class ModelDrafter:
         computed = state.table.computed
         return state.tokens[:computed], self.cache.slots(state.table, range(computed))
 
+    # Drafting ----------------------------------------------------------------------------------------
+
     def _ready(self, view: DraftView, ticket: Ticket) -> bool:
         """Up to date, short enough for this model, and with room for every node."""
         state = self._states.get(view.rid)
@@ -142,9 +150,10 @@ class ModelDrafter:
             return False
         if view.length + view.depth > self.runner.max_model_len:
             return False
-        # A draft that was never committed: its root must be fed again, for its logits.
-        state.draft, state.fed = None, 0
-        state.table.computed = min(state.table.computed, view.length - 1)
+        if state.growth is None or state.sent or state.growth.width > view.width:
+            # Nothing drafted ahead that fits: the root must be fed again, for its logits.
+            state.growth, state.sent = None, 0
+            state.table.computed = min(state.table.computed, view.length - 1)
         return self._grow(state, view.length + view.depth * view.width, ticket)
 
     def _grow(self, state: _State, slots: int, ticket: Ticket) -> bool:
@@ -158,7 +167,7 @@ class ModelDrafter:
         return True
 
     def _feed_pending(self, ready: Mapping[str, DraftView]) -> dict[str, Tensor]:
-        """One pass over committed tokens without KV; logits [1, V] by rid where it reached the last one."""
+        """One pass over committed tokens without KV; logits [V] by rid where it reached the last one."""
         room = CATCH_UP_TOKENS
         rows, fed, ends = [], [], []
         for rid in ready:
@@ -177,76 +186,90 @@ class ModelDrafter:
         logits = self.runner.forward(rows)  # [ends, V]
         for state, count in fed:  # only now: a pass that fails has computed nothing
             state.table.computed += count
-        return {rid: logits[i : i + 1] for i, rid in enumerate(ends)}
+        return dict(zip(ends, logits, strict=True))
 
-    def _deepen(self, growing: Sequence[_Growth]) -> None:
-        """Feed the newest level of every tree in one pass and add the next level."""
-        rows = []
-        for growth in growing:
-            state = self._states[growth.view.rid]
-            rows.append(
-                Row(
-                    pending=(),
-                    start=len(state.tokens),
-                    blocks=state.table.blocks,
-                    tree_tokens=growth.tokens,
-                    tree_parents=growth.parents,
-                    fed=growth.frontier.start,
-                )
+    def _begin(self, view: DraftView, growth: Growth) -> _Growing:
+        sampled = self.draft_sampling and not view.sampling.greedy
+        tree = _Growing(self._states[view.rid], view, growth, [Branch.whole(growth)], sampled)
+        if not growth.tokens:
+            tree.add_level()
+        return tree
+
+    def _hit(self, view: DraftView) -> _Growing:
+        growth = self._states[view.rid].growth
+        assert growth is not None
+        growth.cut(view.depth)
+        return self._begin(view, growth)
+
+    def _give(self, tree: _Growing) -> DraftTree:
+        state = tree.state
+        state.growth, state.view, state.sent = tree.growth, tree.view, len(tree.growth.tokens)
+        state.guesses, state.outcomes = {}, set()
+        return tree.growth.tree(tree.sampled, tree.view.width)
+
+    def _feed(self, growing: Iterable[_Growing]) -> None:
+        """One pass over every node without KV."""
+        trees = [tree for tree in growing if tree.growth.fed < len(tree.growth.tokens)]
+        if not trees:
+            return
+        rows = [
+            Row(
+                pending=(),
+                start=len(tree.state.tokens),
+                blocks=tree.state.table.blocks,
+                tree_tokens=tuple(tree.growth.tokens),
+                tree_parents=tuple(tree.growth.parents),
+                fed=tree.growth.fed,
             )
-        logits = self.runner.forward(rows)  # [sum of frontiers, V]
-        for growth, level in zip(growing, logits.split([len(g.frontier) for g in growing]), strict=True):
-            self._add_level(growth, level)
+            for tree in trees
+        ]
+        logits = iter(self.runner.forward(rows))  # [nodes without KV, V]
+        for tree in trees:
+            tree.growth.rows += [next(logits) for _ in range(len(tree.growth.tokens) - tree.growth.fed)]
 
-    def _add_level(self, growth: _Growth, logits: Tensor) -> None:
-        """`logits` [F, V]: one row for each frontier node."""
-        if growth.sampled:
-            _sample_level(growth, logits)
-        else:
-            _best_level(growth, logits)
+    # Drafting ahead ----------------------------------------------------------------------------------
 
+    def _ahead(self, state: _State, rows: int, sequences: int) -> _Growing | None:
+        """The tree of a draft that is out, with room for its outcomes; None where there is none."""
+        view, growth = state.view, state.growth
+        assert view is not None and growth is not None
+        budget = self._budget(view, growth, rows, sequences)
+        nodes = state.sent + budget * (1 + view.depth * view.width)
+        longest = view.length + 2 * view.depth + 1
+        if not budget or longest > self.runner.max_model_len:
+            return None
+        if not self.cache.grow(state.table, view.length + nodes):
+            return None
+        sampled = self.draft_sampling and not view.sampling.greedy
+        return _Growing(state, view, growth, [], sampled)
 
-def _best_level(growth: _Growth, logits: Tensor) -> None:
-    width = min(growth.view.width, logits.shape[-1])
-    values, ids = logits.log_softmax(-1).topk(width)  # [F, W]
-    candidates = [
-        (token, parent, (growth.scores[parent] if parent >= 0 else 0.0) + value)
-        for parent, row, scores in zip(growth.frontier, ids.tolist(), values.tolist(), strict=True)
-        for token, value in zip(row, scores, strict=True)
-    ]
-    growth.add(sorted(candidates, key=lambda node: -node[2])[:width])
+    def _budget(self, view: DraftView, growth: Growth, rows: int, sequences: int) -> int:
+        return share_budget(rows, sequences, len(growth.tokens), view.depth * view.width, MAX_TREE_NODES)
 
+    def _add_outcomes(self, tree: _Growing, rows: int, sequences: int) -> None:
+        budget = self._budget(tree.view, tree.growth, rows, sequences)
+        for node, rank in self.outcomes.choose(tuple(tree.growth.parents), budget):
+            guesses = tree.state.guesses
+            if node not in guesses:
+                guesses[node] = candidates(tree.growth, node, tree.view, RANKS)
+            if rank < len(guesses[node]):
+                root = len(tree.growth.tokens)
+                tree.branches.append(Branch.at(root))
+                tree.state.outcomes.add(root)
+                tree.growth.add(guesses[node][rank], node)
 
-def _sample_level(growth: _Growth, logits: Tensor) -> None:
-    view, count = growth.view, len(growth.frontier)
-    width = view.width if growth.levels == 0 else 1
-    log_q = process(logits, [view.sampling] * count)  # [F, V]
-    drawn = draw_children(
-        log_q,
-        [view.sampling] * count,
-        sequences=[view.sequence] * count,
-        positions=[view.length + growth.levels] * count,
-        width=width,
-        drawn="without_replacement" if view.width > 1 else "iid",
-        coupled=view.coupled,
-        branches=range(count),
-    )
-    tokens, q_ids, q_probs = drawn  # [F, w], [F, S], [F, S]
-    nodes = []
-    for row, parent in enumerate(growth.frontier):
-        for token in tokens[row].tolist():
-            nodes.append((token, parent, 0.0))
-            growth.q.append((q_ids[row], q_probs[row]))
-    growth.add(nodes)
-
-
-def _accepted(draft: DraftTree, fed: int, tokens: Sequence[int]) -> list[int]:
-    """The nodes, among the first `fed`, that spell the beginning of `tokens`."""
-    path: list[int] = []
-    for token in tokens:
-        parent = path[-1] if path else -1
-        found = (n for n in range(fed) if draft.parents[n] == parent and draft.tokens[n] == token)
-        if (node := next(found, None)) is None:
-            break
-        path.append(node)
-    return path
+    def _outcome(self, state: _State, tokens: Sequence[int]) -> tuple[list[int], int, Growth | None]:
+        """Nodes whose KV stays, how many of them are committed, and what was drafted behind all `tokens`."""
+        if (growth := state.growth) is None:
+            return [], 0, None
+        path = [node for node in growth.walk(tokens) if node < growth.fed]
+        accepted = [node for node in path if node < state.sent]
+        if state.guesses and len(accepted) < len(tokens):
+            parents = growth.parents[: state.sent]
+            self.outcomes.learn(parents, accepted, tokens[len(accepted)], state.guesses)
+        # Below other nodes of a wide tree stand fewer than a draft of that width has.
+        whole = path[-1:] and (path[-1] in state.outcomes or growth.width == 1)
+        if not whole or len(path) < len(tokens):
+            return path, len(path), None
+        ahead = growth.rerooted(path[-1])
+        return [*path, *growth.below(path[-1])[: ahead.fed]], len(path), ahead

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ahead import AheadDrafter
 from support.decoding import Cycles, Driver, Outcome, run
 from support.tape import Letters, Pieces, TapeRunner
 
@@ -49,6 +50,8 @@ def engine(
             "poor": ModelDrafter(drafter_model(2.0)),
             "sampled": ModelDrafter(drafter_model(0.5), draft_sampling=True),
             "short": ModelDrafter(drafter_model(0.2, length=16)),
+            "ahead": AheadDrafter(drafter_model(0.2), passes=(9, 3, 1)),
+            "ahead-sampled": AheadDrafter(drafter_model(0.5), draft_sampling=True),
         },
         options=EngineOptions(
             max_batch=max_batch, token_budget=budget, prefix_cache=prefix_cache, oracle=True
@@ -89,7 +92,7 @@ grammatical = st.builds(
 )
 plans = st.builds(
     SpeculationPlan,
-    drafter=st.sampled_from([None, "ngram", "good", "poor", "sampled", "short"]),
+    drafter=st.sampled_from([None, "ngram", "good", "poor", "sampled", "short", "ahead", "ahead-sampled"]),
     gamma=st.integers(0, 6),
     width=st.integers(1, 4),
 )
