@@ -1,39 +1,35 @@
-"""One drafter over the draft workers of every tenant's own pool."""
+"""One drafter over the draft workers of a tenant's pool."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-
-import torch
 
 from gammaray.actors.link.channel import Address, connect
 from gammaray.actors.link.client import LIMITS, Link
 from gammaray.actors.link.frames import Hello
 from gammaray.actors.link.remote import RemoteDrafter
-from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.base import Drafter
+from gammaray.engine.drafters.switch import Switch
 
 KEEP_S = 0.05  # between two looks at a link
-MEMBERS_S = 1.0  # between two looks at who is in the pools
+MEMBERS_S = 1.0  # between two looks at who is in the pool
+NEAR_FIRST = 8  # sequences that the nearest worker gets before a farther one gets any
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A worker. One that drains keeps the sequences that it has, and gets no new ones."""
 
-    id: str
     address: Address
+    distance: int = 0  # 0: the nearest
     draining: bool = False
 
 
-Members = Mapping[str, Sequence[Member]]  # by tenant
-Connect = Callable[[Member], RemoteDrafter]
-
-
-def over_sockets(drafter: str, vocab_size: int) -> Connect:
+def over_sockets(drafter: str, vocab_size: int) -> Callable[[Member], RemoteDrafter]:
     """How a replica reaches the workers of `drafter`."""
 
     def connected(member: Member) -> RemoteDrafter:
@@ -43,90 +39,58 @@ def over_sockets(drafter: str, vocab_size: int) -> Connect:
     return connected
 
 
-class PoolDrafter:
-    """A sequence stays with its worker as long as that is there; a tenant never uses another's.
+class PoolDrafter(Switch):
+    """A sequence stays with its worker as long as that is there.
 
-    `members` is asked again and again; it keeps the last answer when it does not know better. Nothing runs
-    by itself until `start`.
+    `members` is asked again and again (see `start`; nothing runs by itself before). Who is no longer among
+    them loses its sequences to the others.
     """
 
     def __init__(
-        self, members: Callable[[], Members], connect: Connect, vocab_size: int | None = None
+        self,
+        members: Callable[[], Sequence[Member]],
+        connect: Callable[[Member], RemoteDrafter],
+        vocab_size: int | None = None,
     ) -> None:
-        self.vocab_size = vocab_size
+        super().__init__(vocab_size)
         self._members, self._connect = members, connect
-        self._pools: dict[str, dict[str, tuple[Member, RemoteDrafter]]] = {}  # by tenant, by id
-        self._worker_of: dict[str, RemoteDrafter] = {}
+        self._pool: dict[Address, tuple[Member, RemoteDrafter]] = {}
         self._closed = threading.Event()
 
-    def begin(self, views: Sequence[DraftView]) -> Ticket:
-        groups: dict[RemoteDrafter, list[DraftView]] = {}
-        for view in views:
-            if worker := self._worker_of.get(view.rid):
-                groups.setdefault(worker, []).append(view)
-        return Ticket(tuple(views), [(worker, worker.begin(part)) for worker, part in groups.items()])
+    def choose(self, rid: str, salt: bytes) -> Drafter | None:
+        """The nearest, as long as it has not many more sequences than others; of those the idlest."""
+        present = self.chosen.get(rid)
+        if isinstance(present, RemoteDrafter) and present.link.up:
+            return present
+        load = Counter(map(id, self.chosen.values()))
 
-    def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
-        parts: list[tuple[RemoteDrafter, Ticket]] = ticket.payload  # type: ignore[assignment]
-        return {rid: tree for worker, part in parts for rid, tree in worker.collect(part, deadline).items()}
+        def rank(entry: tuple[Member, RemoteDrafter]) -> tuple[int, int, int]:
+            sequences = load[id(entry[1])]
+            return sequences // NEAR_FIRST, entry[0].distance, sequences
 
-    def commit(self, rid: str, tokens: Sequence[int], features: torch.Tensor | None = None) -> None:
-        if worker := self._worker_of.get(rid):
-            worker.commit(rid, tokens, features)
+        takes = [(m, worker) for m, worker in self._pool.values() if worker.link.up and not m.draining]
+        return min(takes, key=rank)[1] if takes else None
 
-    def catch_up(self, rid: str, tokens: Sequence[int], salt: bytes = b"") -> None:
-        worker = self._worker_of.get(rid)
-        if worker is None or not worker.link.up:
-            self.release(rid)
-            worker = self._choose(salt.decode())
-        if worker is not None:
-            self._worker_of[rid] = worker
-            worker.catch_up(rid, tokens, salt)
-
-    def release(self, rid: str) -> None:
-        if worker := self._worker_of.pop(rid, None):
-            worker.release(rid)
-
-    def length(self, rid: str) -> int | None:
-        worker = self._worker_of.get(rid)
-        return worker.length(rid) if worker else None
-
-    def _choose(self, tenant: str) -> RemoteDrafter | None:
-        """The one with the fewest sequences."""
-        load = Counter(self._worker_of.values())
-        pool = self._pools.get(tenant, {}).values()
-        takes = [worker for member, worker in pool if worker.link.up and not member.draining]
-        return min(takes, key=lambda worker: load[worker], default=None)
-
-    # Threads of their own ----------------------------------------------------------------------------
+    # Threads of its own ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        threading.Thread(target=self._watch, name="draft-pools", daemon=True).start()
+        threading.Thread(target=self._watch, name="draft-pool", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
-        for pool in self._pools.values():
-            for _, worker in pool.values():
-                worker.link.close()
+        for _, worker in self._pool.values():
+            worker.link.close()
 
     def refresh(self) -> list[RemoteDrafter]:
-        """Takes in who is there now, and returns who is new. Who left loses its sequences to the others."""
-        fresh: list[RemoteDrafter] = []
-        pools: dict[str, dict[str, tuple[Member, RemoteDrafter]]] = {}
-        for tenant, members in self._members().items():
-            before, pools[tenant] = self._pools.get(tenant, {}), {}
-            for member in members:
-                known = before.get(member.id)
-                if known is not None and known[0].address == member.address:
-                    pools[tenant][member.id] = member, known[1]
-                else:
-                    fresh.append(self._connect(member))
-                    pools[tenant][member.id] = member, fresh[-1]
-        gone = _workers(self._pools) - _workers(pools)
-        self._pools = pools
+        """Takes in who is there now, and returns who is new."""
+        members = {member.address: member for member in self._members()}
+        fresh = {address: self._connect(m) for address, m in members.items() if address not in self._pool}
+        gone = [worker for address, (_, worker) in self._pool.items() if address not in members]
+        workers = {address: worker for address, (_, worker) in self._pool.items()} | fresh
+        self._pool = {address: (member, workers[address]) for address, member in members.items()}
         for worker in gone:
             worker.link.close()
-        return fresh
+        return list(fresh.values())
 
     def _watch(self) -> None:
         while not self._closed.is_set():
@@ -138,7 +102,3 @@ class PoolDrafter:
         while not worker.link.closed:
             worker.keep()
             self._closed.wait(KEEP_S)
-
-
-def _workers(pools: Mapping[str, Mapping[str, tuple[Member, RemoteDrafter]]]) -> set[RemoteDrafter]:
-    return {worker for pool in pools.values() for _, worker in pool.values()}

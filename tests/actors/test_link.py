@@ -11,77 +11,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.decoding import Driver
-from support.simlink import Dialect, SimWorker, draft_worker, remote
-from support.tape import Letters
+from support.rig import CLOSE, GAMMA, LANGUAGE, LEVEL_S, VERIFY_S, Rig, plainly, requests
+from support.simlink import Dialect, draft_worker, remote
 
-from gammaray.actors.link.client import LIMITS, Limits
 from gammaray.engine.drafters.base import DraftView
 from gammaray.engine.drafters.model import ModelDrafter
-from gammaray.engine.engine import Engine, EngineOptions
-from gammaray.engine.sim import Language, SimClock, SimDevice, StepCost
-from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan
-
-VERIFY_S, LEVEL_S = 0.010, 0.002
-LANGUAGE = Language(vocab_size=24, max_model_len=2048)
-CLOSE = Dialect(LANGUAGE, 0.15)
-GAMMA = 4
-
-
-class Rig:
-    """An engine on a simulated device with one draft worker."""
-
-    def __init__(
-        self, worker: SimWorker, overlap: bool = True, limits: Limits = LIMITS, blocks: int = 4096
-    ) -> None:
-        self.clock = SimClock()
-        self.worker = worker
-        if not overlap:
-            worker.server.wants_time = lambda: False  # type: ignore[method-assign]
-        self.drafter = remote(worker, self.clock, limits)
-        self.engine = Engine(
-            SimDevice(LANGUAGE, self.clock, StepCost(((100_000, VERIFY_S),)), blocks),
-            Letters(),
-            drafters={"small": self.drafter},
-            options=EngineOptions(max_batch=32, token_budget=512, oracle=True),
-            clock=self.clock,
-        )
-        self.driver = Driver(self.engine)
-
-    def step(self) -> float:
-        """Seconds that it took."""
-        began = self.clock()
-        self.driver.step()
-        return self.clock() - began
-
-    def finish(self) -> None:
-        while not self.engine.idle:
-            self.step()
-
-    def texts(self) -> dict[tuple[str, int], list[int]]:
-        return {key: outcome.ids for key, outcome in self.driver.outcomes.items()}
-
-
-def requests(
-    count: int = 3, tokens: int = 60, temperature: float = 0.0, width: int = 1, verification: str = "coupled"
-) -> list[GenerateRequest]:
-    plan = SpeculationPlan("small", GAMMA, width, verification)  # type: ignore[arg-type]
-    return [
-        GenerateRequest(
-            f"r{i}",
-            tuple(range(i, i + 6)),
-            SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True),
-            plan,
-        )
-        for i in range(count)
-    ]
-
-
-def plainly(batch: list[GenerateRequest]) -> dict[tuple[str, int], list[int]]:
-    rig = Rig(draft_worker(CLOSE, LEVEL_S))
-    rig.driver.submit(replace(request, plan=PLAIN) for request in batch)
-    rig.finish()
-    return rig.texts()
+from gammaray.engine.sim import SimClock
+from gammaray.types import GenerateRequest, SamplingParams
 
 
 def drafting(rig: Rig, batch: list[GenerateRequest]) -> None:
@@ -268,17 +204,19 @@ def test_one_worker_serves_two_replicas_in_one_batch() -> None:
 
 # Drafting while the target verifies ------------------------------------------------------------------
 
+TOKENS = 150
+
 
 def rounds_per_second(
     overlap: bool, noise: float, gamma: int = GAMMA, **kind: object
 ) -> tuple[float, float, dict[tuple[str, int], list[int]]]:
     """Tokens a simulated second, hit rate, texts."""
     rig = Rig(draft_worker(Dialect(LANGUAGE, noise), LEVEL_S), overlap)
-    batch = requests(tokens=300, **kind)  # type: ignore[arg-type]
+    batch = requests(tokens=TOKENS, **kind)  # type: ignore[arg-type]
     rig.driver.submit(replace(r, plan=replace(r.plan, gamma=gamma)) for r in batch)
     rig.finish()
     stats = rig.worker.server.stats
-    return 300 * len(batch) / rig.clock(), stats.hits / max(1, stats.drafts), rig.texts()
+    return TOKENS * len(batch) / rig.clock(), stats.hits / max(1, stats.drafts), rig.texts()
 
 
 def test_overlapped_drafting_is_faster_where_it_hits() -> None:
@@ -303,7 +241,7 @@ def test_overlapped_drafting_is_never_slower(noise: float, temperature: float, w
 # State -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     faults=st.lists(
         st.tuples(st.integers(1, 12), st.sampled_from(FAULTS), st.integers(1, 5)), min_size=1, max_size=4
