@@ -1,73 +1,141 @@
-"""Which GPU holds what: a pure function from topologies and demand to a plan whose lines carry reasons."""
+"""Which GPU holds what: a pure function from topologies and demand to a plan whose lines carry reasons.
+
+The rules are told in docs/placement.md; `sites.py` has them in order of preference, `search.py` tries them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
-Mode = Literal["split", "same-gpu", "in-process"]
-Role = Literal["target", "draft"]
+from gammaray.cluster import cpus, misfits
+from gammaray.cluster.devices import Hardware, hardware
+from gammaray.cluster.plans import (
+    Demand,
+    DraftDemand,
+    Mode,
+    Placed,
+    Plan,
+    Role,
+    TargetDemand,
+    Unplaced,
+)
+from gammaray.cluster.reasons import LIGHT, Reasons
+from gammaray.cluster.search import best
+from gammaray.cluster.shares import fractions
+from gammaray.cluster.sites import Sites, drafts_near
+from gammaray.cluster.state import Draft, Spot, State
+from gammaray.cluster.topology import Topology
 
-
-@dataclass(frozen=True, slots=True)
-class TargetDemand:
-    """Bytes are those of one of the `tensor_parallel` GPUs of a replica."""
-
-    model: str
-    replicas: int
-    tensor_parallel: int
-    weights: int  # bytes
-    kv: int  # bytes: the least that serves one sequence of full length
-
-
-@dataclass(frozen=True, slots=True)
-class DraftDemand:
-    """One tenant's pool of one drafter."""
-
-    tenant: str
-    drafter: str
-    method: str
-    light: bool  # needs no model pass of its own: always in the target's process
-    weights: int = 0  # bytes
-    kv: int = 0  # bytes: for as many tokens as the target's
-    wish: Literal["auto", "split", "same-gpu"] = "auto"
-    workers: int = 1
+__all__ = ["Demand", "DraftDemand", "Mode", "Placed", "Plan", "Role", "TargetDemand", "Unplaced", "plan"]
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    target: TargetDemand
-    drafts: tuple[DraftDemand, ...] = ()
-    min_nvlink_version: float = 4.0
-    notes: tuple[str, ...] = ()  # what was assumed, e.g. a size read off a name
+def plan(topologies: Sequence[Topology], demand: Demand) -> Plan:
+    """The best placement; the same for any order of `topologies`. Raises ConfigError for a name used twice.
+
+    Replicas come first, then drafts. Nodes without GPUs are used only when no node has any.
+    """
+    hw = hardware(topologies, demand.min_nvlink_version)
+    if not hw.devices:
+        return cpus.plan(topologies, demand)
+    sites = Sites(hw, demand)
+    state = _with_copies(sites, best(sites.items, sites.start(), sites.options))
+    reasons = Reasons(hw, demand, state)
+    notes = (*demand.notes, *_notes(reasons))
+    return Plan(tuple(_placed(reasons)), tuple(_unplaced(reasons)), notes)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """One process's share. A target has no tenant; without GPUs it computes on the CPU."""
-
-    role: Role
-    node: str
-    gpus: tuple[int, ...]
-    mode: Mode
-    reason: str
-    replica: int | None  # the target, or the one that a draft is near
-    tenant: str | None = None
-    drafter: str | None = None
-    worker: int = 0  # of the pool
-    uuids: tuple[str, ...] = ()  # of the GPUs or MIG parts, for CUDA_VISIBLE_DEVICES
-    memory_fraction: float | None = None  # of each GPU; None: the CPU
+def _with_copies(sites: Sites, state: State) -> State:
+    """Replicas that no worker of a pool reaches get a copy of the drafter in their process, if it fits."""
+    replicas = len(state.sites)
+    workers = {(draft.demand, draft.worker): spot for draft, spot in state.spots}
+    for pool in sites.demand.drafts:
+        for replica in range(pool.workers, 0 if pool.light else replicas):
+            spot = workers.get((pool, replica % pool.workers))
+            if not _reaches(sites.hw, pool, spot, state.sites[replica][0]):
+                state = sites.copy(Draft(replica, pool, replica), state) or state
+    return state
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
-    what: str
-    reason: str
-    needs: str
+def _reaches(hw: Hardware, pool: DraftDemand, spot: Spot | None, lead: int) -> bool:
+    """Whether a worker serves a replica that it was not placed for."""
+    if spot is None or spot.via == "same-process":
+        return False
+    return pool.wish == "split" or bool(hw.near[lead] >> spot.device & 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    placements: tuple[Placed, ...]
-    unplaced: tuple[Unplaced, ...] = ()
-    notes: tuple[str, ...] = ()
+def _placed(reasons: Reasons) -> Iterator[Placed]:
+    """Each replica, then the drafts near it."""
+    hw, demand, state = reasons.hw, reasons.demand, reasons.state
+    shares, draft_shares = fractions(hw, demand, state)
+    for replica, site in enumerate(state.sites):
+        drafts = [
+            _draft(reasons, draft, spot, share)
+            for (draft, spot), share in zip(state.spots, draft_shares, strict=True)
+            if draft.replica == replica
+        ]
+        node = hw.devices[site[0]].node
+        yield Placed(
+            role="target",
+            node=node,
+            gpus=tuple(hw.devices[i].index for i in site),
+            mode=_mode(drafts),
+            reason=reasons.target(replica),
+            replica=replica,
+            uuids=tuple(hw.devices[i].uuid for i in site),
+            memory_fraction=shares[replica],
+        )
+        yield from drafts
+        for pool in demand.drafts:
+            for worker in cpus.near(pool, replica, len(state.sites)) if pool.light else ():
+                yield Placed(
+                    "draft", node, (), "in-process", LIGHT, replica, pool.tenant, pool.drafter, worker
+                )
+
+
+def _mode(drafts: Sequence[Placed]) -> Mode:
+    """Of a target: how its drafters are attached."""
+    modes = {draft.mode for draft in drafts}
+    return "split" if "split" in modes else "same-gpu" if modes else "in-process"
+
+
+def _draft(reasons: Reasons, draft: Draft, spot: Spot, share: float) -> Placed:
+    device = reasons.hw.devices[spot.device]
+    return Placed(
+        role="draft",
+        node=device.node,
+        gpus=(device.index,),
+        mode="same-gpu" if spot.via == "same-process" else "split",
+        reason=reasons.draft(draft, spot),
+        replica=draft.replica,
+        tenant=draft.demand.tenant,
+        drafter=draft.demand.drafter,
+        worker=draft.worker,
+        uuids=(device.uuid,),
+        memory_fraction=share,
+    )
+
+
+def _unplaced(reasons: Reasons) -> Iterator[Unplaced]:
+    """Missing replicas, then missing workers."""
+    demand, state = reasons.demand, reasons.state
+    replicas = len(state.sites)
+    for number in range(replicas, demand.target.replicas):
+        yield misfits.replica(reasons.hw, demand, number, replicas)
+    if not replicas:
+        for pool in demand.drafts:
+            yield from (misfits.orphan(pool, worker) for worker in range(pool.workers))
+    there = {draft for draft, _ in state.spots}
+    for replica in range(replicas):
+        for draft in drafts_near(demand, replica, replicas):
+            if draft not in there:
+                yield misfits.draft(reasons, draft)
+
+
+def _notes(reasons: Reasons) -> Iterator[str]:
+    hw, state = reasons.hw, reasons.state
+    yield from (f"{topology.node}: {note}" for topology in hw.topologies for note in topology.notes)
+    unknown = sorted({device.node for device in hw.devices if device.memory is None})
+    if unknown:
+        yield f"the GPU memory of {', '.join(unknown)} is unknown: everything is assumed to fit"
+    if any(spot.via != "same-process" for _, spot in state.spots):
+        yield reasons.traffic()

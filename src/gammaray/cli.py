@@ -152,6 +152,57 @@ def generate(
 
 
 @app.command()
+def topology(
+    source: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="Read this file instead of the driver; again for another node."),
+    ] = None,
+    gpu_name: Annotated[
+        str | None, typer.Option(help="What the GPUs are, such as 'NVIDIA H100 80GB HBM3'.")
+    ] = None,
+    min_nvlink_version: Annotated[float, typer.Option(min=1, help="Older links do not count.")] = 4.0,
+    save: Annotated[Path | None, typer.Option(help="Write what was read to this file, for --from.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Show this machine's GPUs, their NVLink islands, and why a link does not count."""
+    from gammaray.cluster import matrix, nvml, saved, show
+
+    found = matrix.read_all(source, gpu_name) if source else [nvml.this_machine(gpu_name)]
+    if save:
+        saved.save(found, save)
+    if as_json:
+        print(json.dumps(show.as_json(found, min_nvlink_version)))
+    else:
+        print(show.as_text(found, min_nvlink_version))
+
+
+@app.command()
+def plan(
+    config: Annotated[Path | None, typer.Argument(help="YAML file; without one: the default.")] = None,
+    more: Annotated[list[Path] | None, typer.Argument(help="More files for --topology.")] = None,
+    topology: Annotated[
+        list[Path] | None,
+        typer.Option("--topology", help="Plan for the nodes of these files instead of this machine."),
+    ] = None,
+    gpu_name: Annotated[
+        str | None, typer.Option(help="What the GPUs are, such as 'NVIDIA H100 80GB HBM3'.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Print which GPU would hold what, and why; start nothing. Exit code 1 when something has no place."""
+    from gammaray.cluster import matrix, nvml, show_plan
+    from gammaray.cluster.demand import demand
+    from gammaray.cluster.placement import plan
+    from gammaray.config import load
+
+    settings, files = load(config), [*(topology or ()), *(more or ())]
+    found = matrix.read_all(files, gpu_name) if files else [nvml.this_machine(gpu_name)]
+    made = plan(found, demand(settings, sizes=any(node.gpus for node in found)))
+    print(json.dumps(show_plan.as_json(made)) if as_json else show_plan.as_text(made))
+    raise typer.Exit(1 if made.unplaced else 0)
+
+
+@app.command()
 def validate(
     config: Annotated[Path | None, typer.Argument(help="YAML file; without one: the default.")] = None,
     run: Annotated[

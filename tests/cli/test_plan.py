@@ -1,0 +1,125 @@
+"""`gammaray plan` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+target: {model: org/target-8B, max_model_len: 4096}
+drafters:
+  small: {method: model, model: org/draft-1B}
+  lookup: {method: ngram}
+tenants:
+  chat: {drafter: small}
+  code: {drafter: lookup}
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration, one too large for any node, and two nodes: NVLink, and PCIe only."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "large.yaml").write_text("target: {model: org/target-900B}")
+    for name, cell in (("nvlink", "NV18"), ("pcie", "SYS")):
+        matrix = [["X" if i == j else cell for j in range(2)] for i in range(2)]
+        data = {"gpu_name": "NVIDIA H100 80GB HBM3", "matrix": matrix}
+        (folder / f"{name}.json").write_text(json.dumps(data))
+    return folder
+
+
+def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gammaray.cli", "plan", *arguments]
+    environment = {"HF_HUB_CACHE": str(folder / "none"), "PATH": ""}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder, env=environment)
+
+
+def test_json_has_the_shape_that_scripts_rely_on(files: Path) -> None:
+    done = plan(files, "config.yaml", "--topology", "nvlink.json", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    data = json.loads(done.stdout)
+    target, draft, light = data["placements"]
+    assert set(target) == {
+        "tenant", "role", "drafter", "node", "gpus", "mode", "reason",
+        "replica", "worker", "uuids", "memory_fraction",
+    }  # fmt: skip
+    assert (target["role"], target["tenant"], target["node"], target["gpus"]) == (
+        "target",
+        None,
+        "nvlink",
+        [0],
+    )
+    assert (draft["role"], draft["tenant"], draft["drafter"], draft["gpus"], draft["mode"]) == (
+        "draft", "chat", "small", [1], "split"
+    )  # fmt: skip
+    assert (light["tenant"], light["mode"], light["memory_fraction"]) == ("code", "in-process", None)
+    assert data["unplaced"] == []
+    assert any("NVLink makes no difference" in note for note in data["notes"])
+
+
+def test_text_tells_where_and_why(files: Path) -> None:
+    done = plan(files, "config.yaml", "--topology", "pcie.json")
+    assert done.returncode == 0
+    first, why, *rest = done.stdout.splitlines()
+    assert "target replica 0" in first and "pcie" in first and "GPU 0" in first and "same-gpu" in first
+    assert why.startswith("      ")
+    assert "draft small of chat" in rest[0] and "PCIe SYS" in rest[1]
+
+
+@pytest.mark.parametrize("more", [["--topology", "pcie.json"], ["pcie.json"]])
+def test_several_nodes(files: Path, more: list[str]) -> None:
+    done = plan(files, "config.yaml", "--topology", "nvlink.json", *more, "--json")
+    placed = json.loads(done.stdout)["placements"]
+    assert {entry["node"] for entry in placed} == {
+        "nvlink"
+    }  # the target goes where its drafter has a partner
+
+
+def test_what_is_not_placed_is_a_finding(files: Path) -> None:
+    done = plan(files, "large.yaml", "--topology", "pcie.json", "--json")
+    assert done.returncode == 1
+    (missing,) = json.loads(done.stdout)["unplaced"]
+    assert set(missing) == {"what", "reason", "needs"}
+    text = plan(files, "large.yaml", "--topology", "pcie.json")
+    assert text.returncode == 1 and "NOT PLACED" in text.stdout and missing["needs"] in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere.yaml"], "cannot read configuration"),
+        (["config.yaml", "--topology", "nowhere.json"], "cannot read topology"),
+        (["config.yaml", "--topology", "config.yaml"], "config.yaml"),
+    ],
+)
+def test_bad_input_is_2(files: Path, arguments: list[str], says: str) -> None:
+    done = plan(files, *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_gpu_name_tells_the_version(files: Path) -> None:
+    named = plan(
+        files, "config.yaml", "--topology", "nvlink.json", "--gpu-name", "NVIDIA A100-SXM4-80GB", "--json"
+    )
+    draft = json.loads(named.stdout)["placements"][1]
+    assert draft["mode"] == "same-gpu" and "version 3, below 4" in draft["reason"]
+
+
+def test_nothing_heavy_is_imported(files: Path) -> None:
+    """Importing one of them takes seconds."""
+    code = """
+import json, sys
+from gammaray.cli import app
+try:
+    app(["plan", "config.yaml", "--topology", "nvlink.json"])
+except SystemExit as done:
+    print(json.dumps([done.code, sorted({"torch", "ray", "transformers", "numpy"} & set(sys.modules))]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=files)
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
