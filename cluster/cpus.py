@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gammaray.cluster.plans import Demand, DraftDemand, Mode, Placed, Plan
+from gammaray.cluster.reasons import GROWS
 from gammaray.cluster.topology import Topology
 
 HERE = "localhost"  # without any topology
@@ -27,7 +28,7 @@ def plan(topologies: Sequence[Topology], demand: Demand) -> Plan:
 
 def near(pool: DraftDemand, replica: int, replicas: int) -> range:
     """Numbers of the workers near a replica. In its process each replica has a drafter of its own."""
-    workers = pool.workers if _split(pool) else max(pool.workers, replicas)
+    workers = max(pool.workers, pool.max_workers if _split(pool) else replicas)
     return range(replica, workers, replicas)
 
 
@@ -46,7 +47,9 @@ def _target(demand: Demand, replica: int, node: str, drafts: Sequence[Placed]) -
 def _draft(pool: DraftDemand, worker: int, replica: int, node: str) -> Placed:
     if _split(pool):
         reason = "as `placement: split` asks: a process of its own beside the target, on the CPU"
-        return Placed("draft", node, (), "split", reason, replica, pool.tenant, pool.drafter, worker)
+        spare = worker in pool.further
+        reason = f"{GROWS} {reason}" if spare else reason
+        return Placed("draft", node, (), "split", reason, replica, pool.tenant, pool.drafter, worker, spare)
     why = "light: proposes without a model," if pool.light else "no node has a GPU: computes"
     reason = f"{why} in the target's process"
     return Placed("draft", node, (), "in-process", reason, replica, pool.tenant, pool.drafter, worker)

@@ -85,5 +85,6 @@ def _draft(
         kv=tokens * checkpoint.kv_per_token(drafter.dtype) if known else 0,
         wish=drafter.placement,
         workers=tenant.pool.workers,
+        max_workers=tenant.pool.most,
         round_bytes=nodes * (ID_BYTES + (KEPT * ENTRY_BYTES if drafter.draft_sampling else 0)),
     )

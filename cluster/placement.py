@@ -19,7 +19,7 @@ from gammaray.cluster.plans import (
     TargetDemand,
     Unplaced,
 )
-from gammaray.cluster.reasons import LIGHT, Reasons
+from gammaray.cluster.reasons import GROWS, LIGHT, Reasons
 from gammaray.cluster.search import best
 from gammaray.cluster.shares import fractions
 from gammaray.cluster.sites import Sites, drafts_near
@@ -39,6 +39,7 @@ def plan(topologies: Sequence[Topology], demand: Demand) -> Plan:
         return cpus.plan(topologies, demand)
     sites = Sites(hw, demand)
     state = _with_copies(sites, best(sites.items, sites.start(), sites.options))
+    state = _with_spares(sites, state)
     reasons = Reasons(hw, demand, state)
     notes = (*demand.notes, *_notes(reasons))
     return Plan(tuple(_placed(reasons)), tuple(_unplaced(reasons)), notes)
@@ -53,6 +54,16 @@ def _with_copies(sites: Sites, state: State) -> State:
             spot = workers.get((pool, replica % pool.workers))
             if not _reaches(sites.hw, pool, spot, state.sites[replica][0]):
                 state = sites.copy(Draft(replica, pool, replica), state) or state
+    return state
+
+
+def _with_spares(sites: Sites, state: State) -> State:
+    """Room for the workers with which pools may grow, where there is some when everything else is placed."""
+    apart = {draft.demand for draft, spot in state.spots if spot.via != "same-process"}
+    for pool in (pool for pool in sites.demand.drafts if pool in apart):
+        for worker in pool.further:
+            draft = Draft(worker % len(state.sites), pool, worker)
+            state = sites.further(draft, state) or state
     return state
 
 
@@ -100,16 +111,19 @@ def _mode(drafts: Sequence[Placed]) -> Mode:
 
 def _draft(reasons: Reasons, draft: Draft, spot: Spot, share: float) -> Placed:
     device = reasons.hw.devices[spot.device]
+    spare = draft.worker in draft.demand.further and spot.via != "same-process"
+    reason = reasons.draft(draft, spot)
     return Placed(
         role="draft",
         node=device.node,
         gpus=(device.index,),
         mode="same-gpu" if spot.via == "same-process" else "split",
-        reason=reasons.draft(draft, spot),
+        reason=f"{GROWS} {reason}" if spare else reason,
         replica=draft.replica,
         tenant=draft.demand.tenant,
         drafter=draft.demand.drafter,
         worker=draft.worker,
+        spare=spare,
         uuids=(device.uuid,),
         memory_fraction=share,
     )
@@ -137,5 +151,10 @@ def _notes(reasons: Reasons) -> Iterator[str]:
     unknown = sorted({device.node for device in hw.devices if device.memory is None})
     if unknown:
         yield f"the GPU memory of {', '.join(unknown)} is unknown: everything is assumed to fit"
+    for pool in reasons.demand.drafts:
+        there = sum(draft.demand == pool for draft, spot in state.spots if spot.via != "same-process")
+        if pool.workers <= there < pool.max_workers:
+            who = f"pool of {pool.tenant} for {pool.drafter}"
+            yield f"{who}: room for {there} workers, of at most {pool.max_workers}"
     if any(spot.via != "same-process" for _, spot in state.spots):
         yield reasons.traffic()

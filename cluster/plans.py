@@ -38,11 +38,17 @@ class DraftDemand:
     kv: int = 0  # bytes: for as many tokens as the target's
     wish: Literal["auto", "split", "same-gpu"] = "auto"
     workers: int = 1
+    max_workers: int = 0  # 0: no more than `workers`
     round_bytes: int = 0  # of one request: token ids and truncated q
 
     @property
     def need(self) -> int:
         return self.weights + self.kv
+
+    @property
+    def further(self) -> range:
+        """Numbers of the workers that come when the pool grows."""
+        return range(self.workers, self.max_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class Placed:
     tenant: str | None = None
     drafter: str | None = None
     worker: int = 0  # of the pool
+    spare: bool = False  # only room for a worker, which comes when the pool grows
     uuids: tuple[str, ...] = ()  # of the GPUs or MIG parts, for CUDA_VISIBLE_DEVICES
     memory_fraction: float | None = None  # of each GPU; None: the CPU
 

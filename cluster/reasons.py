@@ -16,6 +16,7 @@ TRAFFIC = (
     "NVLink makes no difference. NVLink matters for what is large"
 )
 LIGHT = "light: proposes without a model, on the CPU of the target's process"
+GROWS = "room for a worker when the pool grows:"
 
 
 class Reasons:

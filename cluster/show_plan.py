@@ -39,6 +39,7 @@ def _placed(placed: Placed) -> dict[str, Any]:
         "reason": placed.reason,
         "replica": placed.replica,
         "worker": placed.worker,
+        "spare": placed.spare,
         "uuids": list(placed.uuids),
         "memory_fraction": None if share is None else round(share, 4),
     }

@@ -56,6 +56,15 @@ class Sites:
         after = state.put(draft, Spot(lead, "same-process"), draft.demand.need)
         return replace(after, copies=state.copies | {drafter})
 
+    def further(self, draft: Draft, state: State) -> State | None:
+        """A worker that comes when its pool grows, on a GPU of its own; None when there is none."""
+        for after in self._draft(draft, state):
+            if after is state or (spot := after.spots[-1][1]).via == "same-process":
+                continue
+            if after.loads[spot.device] == 1 and not state.taken >> spot.device & 1:
+                return after
+        return None
+
     def _items(self) -> list[Item]:
         """Each replica, then the drafts near it: worker i of a pool is near replica i mod R.
 

@@ -110,7 +110,8 @@ def why_not(topology: Topology, a: int, b: int, min_version: float) -> str:
     reason = _obstacle(topology, a, b, min_version)
     if reason is None:
         return ""
-    if topology.join(a, b).nvlinks == 0 and _together(islands(topology, min_version), a, b):
+    wired = any(join.nvlinks for join in topology.joins.values())
+    if wired and topology.join(a, b).nvlinks == 0 and _together(islands(topology, min_version), a, b):
         return f"{reason}; NVLink joins them only through other GPUs"
     return reason
 

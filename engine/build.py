@@ -13,6 +13,9 @@ from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter as Ngram
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.grammar import GrammarCompiler
+from gammaray.engine.parallel import obey
+from gammaray.engine.peers import ALONE, Alone, Link
+from gammaray.engine.ranks import Meeting, Seat, join
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
 
@@ -32,18 +35,19 @@ class TokenizerDecoder:
         )
 
 
-def build_engine(config: Config, oracle: bool = False) -> Engine:
-    """Load everything that `config` names. Raises ConfigError with what to change."""
+def build_engine(config: Config, oracle: bool = False, ranks: Seat | None = None) -> Engine:
+    """Load everything that `config` names. Raises ConfigError with what to change.
+
+    With tensor_parallel n > 1 this is rank 0: `ranks` is its seat at a meeting of n (`ranks.host`), and n - 1
+    other processes are in `follow`, or will be soon. Then ConnectionError says that one of them is gone.
+    """
     target = config.target
-    runner = loading.load_runner(
-        target.model,
-        dtype=target.dtype,
-        block_size=target.kv.block_size,
-        num_blocks=target.kv.num_blocks,
-        memory=target.kv.memory,
-        max_model_len=target.max_model_len,
-        deterministic=target.deterministic,
-    )
+    if (seats := ranks.meeting.size if ranks else 1) != target.tensor_parallel:
+        raise ConfigError(
+            f"tensor_parallel {target.tensor_parallel} takes as many processes and here are {seats}: "
+            "`gammaray serve` starts them, anything else needs tensor_parallel: 1"
+        )
+    runner = load_target(config, Link(ranks) if ranks else ALONE)
     tokenizer = loading.load_tokenizer(target.model)
     drafters = {
         name: build_drafter(name, drafter, runner, tokenizer, target.kv.prefix_cache)
@@ -60,6 +64,29 @@ def build_engine(config: Config, oracle: bool = False) -> Engine:
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
     return Engine(runner, TokenizerDecoder(tokenizer), eos, drafters, options, grammars=grammars)
+
+
+def follow(config: Config, rank: int, meeting: Meeting) -> None:
+    """The whole life of another rank of the target: returns when rank 0 stops.
+
+    Raises ReplicaLost when rank 0 is gone, and before that what `build_engine` raises.
+    """
+    link = Link(join(meeting, rank))
+    obey(load_target(config, link), link)
+
+
+def load_target(config: Config, ranks: Alone | Link = ALONE) -> ModelRunner:
+    target = config.target
+    return loading.load_runner(
+        target.model,
+        dtype=target.dtype,
+        block_size=target.kv.block_size,
+        num_blocks=target.kv.num_blocks,
+        memory=target.kv.memory,
+        max_model_len=target.max_model_len,
+        deterministic=target.deterministic,
+        ranks=ranks,
+    )
 
 
 def eos_ids(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

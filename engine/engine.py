@@ -28,7 +28,7 @@ from gammaray.engine.runner import ModelRunner
 from gammaray.engine.scheduler import Scheduler, Slice
 from gammaray.engine.sequence import Key, Sequence, round_stats
 from gammaray.engine.text import TextDecoder
-from gammaray.errors import ConfigError, EngineFailure, InvalidRequest, Overloaded
+from gammaray.errors import ConfigError, EngineFailure, InvalidRequest, Overloaded, ReplicaLost
 from gammaray.types import (
     FinishReason,
     GenerateRequest,
@@ -139,7 +139,10 @@ class Engine:
     # The loop ----------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """One round for everything that runs. After an exception `fail_all` must follow."""
+        """One round for everything that runs. After an exception `fail_all` must follow.
+
+        ReplicaLost: the target is gone, so there is nothing left to step.
+        """
         self._drain()
         began = self._clock()
         schedule = self.scheduler.schedule(self.policy)
@@ -153,6 +156,8 @@ class Engine:
             computed = compute(self.runner, schedule.slices, trees, proposed)
             self.runner.move(*moves(computed, self.cache))
             done = computed
+        except ReplicaLost:  # no fault of a sequence
+            raise
         except Exception as error:  # no sequence has changed yet
             self._isolate(schedule.slices, error)
         verified = self._clock()

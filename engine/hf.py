@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from gammaray.engine.attention import Attention, AttentionOptions
+from gammaray.engine.hidden import Taps
 from gammaray.errors import ModelUnsupported
 
 ATTENTION_NAME = "gammaray_paged"  # transformers builds no mask for a name that it has no mask function for
@@ -42,6 +46,46 @@ class HuggingFaceModel:
         if wanted is None or (self._keeps and len(wanted)):
             return logits
         return logits[wanted]
+
+    def forward_features(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor,
+        layers: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        taps = Taps(layers, wanted)
+        with _listening(_decoder_layers(self._model), taps):
+            logits = self.forward(input_ids, positions, attention, wanted)
+        return logits, taps.features()
+
+
+def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise ModelUnsupported(f"no list of {count} layers is in it, so its hidden states are not to be had")
+
+
+@contextmanager
+def _listening(layers: nn.ModuleList, taps: Taps) -> Iterator[None]:
+    """Hand the taps what enters each layer that they ask for, and what leaves the last one."""
+
+    def entered(index: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        taps.see(index, (args[0] if args else kwargs["hidden_states"])[0])
+
+    def left(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        taps.see(len(layers), (output[0] if isinstance(output, tuple) else output)[0])
+
+    with ExitStack() as hooks:
+        for index in {*taps.layers} - {len(layers)}:
+            hook = partial(entered, index)
+            hooks.callback(layers[index].register_forward_pre_hook(hook, with_kwargs=True).remove)
+        hooks.callback(layers[-1].register_forward_hook(left).remove)
+        yield
 
 
 def _attend(

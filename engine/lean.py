@@ -6,7 +6,7 @@ head. Whether the result is the same is proven at load (`selfcheck.py`), not ass
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from gammaray.engine.attention import Attention, AttentionOptions
-from gammaray.engine.linear import Pack, pack_linear
+from gammaray.engine.hidden import Taps
+from gammaray.engine.linear import Pack, pack_linear, pack_module
+from gammaray.engine.sharding import RowwiseLinear
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 Linear = Callable[[Tensor], Tensor]
@@ -39,7 +41,7 @@ class LeanModel:
 
     def __init__(self, model: PreTrainedModel, pack: Pack = pack_linear, silu: Linear = F.silu) -> None:
         config, base = model.config, model.model
-        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._heads, self._kv_heads = _heads(base.layers[0].self_attn)
         self._eps: float = config.rms_norm_eps
         self._embedding = base.embed_tokens.weight.detach()
         self._inv_freq = base.rotary_emb.inv_freq.float()
@@ -52,14 +54,38 @@ class LeanModel:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
     ) -> Tensor:
+        return self._head_of(self._run(input_ids, positions, attention, None), wanted)
+
+    def forward_features(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor,
+        layers: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        taps = Taps(layers, wanted)
+        x = self._run(input_ids, positions, attention, taps)
+        return self._head_of(x, wanted), taps.features()
+
+    def _run(self, input_ids: Tensor, positions: Tensor, attention: Attention, taps: Taps | None) -> Tensor:
+        """[T, hidden], before the final norm."""
         x = F.embedding(input_ids, self._embedding)  # [T, hidden]
         cos, sin = self._rope(positions, x.dtype)
         for index, layer in enumerate(self._layers):
+            if taps is not None:
+                taps.see(index, x)
             h = _rms_norm(x, layer.input_norm, self._eps)
             x = x.add_(layer.out(self._attend(index, layer, h, cos, sin, attention)))
             h = _rms_norm(x, layer.mlp_norm, self._eps)
             gate, up = layer.gate_up(h).chunk(2, -1)
             x = x.add_(layer.down(self._silu(gate).mul_(up)))
+        if taps is not None:
+            taps.see(len(self._layers), x)
+        return x
+
+    def _head_of(self, x: Tensor, wanted: Tensor | None) -> Tensor:
         if wanted is not None:
             x = x.index_select(0, wanted)
         if not x.shape[0]:
@@ -116,12 +142,26 @@ def _take(layer: Any, pack: Pack) -> LeanLayer:
         input_norm=_doubled(layer.input_layernorm),
         qkv=_fuse(pack, attention.q_proj, attention.k_proj, attention.v_proj),
         qk_norm=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach()) if normed else None,
-        out=_fuse(pack, attention.o_proj),
+        out=_output(pack, attention.o_proj),
         mlp_norm=_doubled(layer.post_attention_layernorm),
         gate_up=_fuse(pack, mlp.gate_proj, mlp.up_proj),
-        down=_fuse(pack, mlp.down_proj),
+        down=_output(pack, mlp.down_proj),
         options=AttentionOptions(attention.scaling, window),
     )
+
+
+def _heads(attention: Any) -> tuple[int, int]:
+    """Heads of queries and of keys that are here; a rank of several has its share of those in the config."""
+    size: int = attention.head_dim
+    return attention.q_proj.weight.shape[0] // size, attention.k_proj.weight.shape[0] // size
+
+
+def _output(pack: Pack, linear: nn.Linear | RowwiseLinear) -> Linear:
+    """What an attention or an MLP ends with: where ranks share it, their parts are summed."""
+    if isinstance(linear, nn.Linear):
+        return _fuse(pack, linear)
+    pack_module(linear, pack)
+    return linear.forward
 
 
 def _fuse(pack: Pack, *linears: nn.Linear) -> Linear:

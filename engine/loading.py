@@ -27,6 +27,8 @@ from gammaray.engine.attention import Model
 from gammaray.engine.hf import HuggingFaceModel
 from gammaray.engine.lean import LeanModel, has_lean_form
 from gammaray.engine.linear import InvariantLinears, pack_module
+from gammaray.engine.parallel import ParallelRunner
+from gammaray.engine.peers import ALONE, Alone, Link
 from gammaray.engine.pool import KVPool, KVShape, bytes_per_block, default_num_blocks
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, ModelUnsupported
@@ -47,29 +49,35 @@ def load_runner(
     max_model_len: int | None = None,
     device: str = "cpu",
     deterministic: bool = False,
+    ranks: Alone | Link = ALONE,
 ) -> ModelRunner:
     """Load a model and prove that it can be served.
 
     `model` is an alias, a local folder, a .gguf file, a Hugging Face id, or a loaded model, which is copied
     and stays as it is. dtype "auto" is bfloat16 where oneDNN supports it, else float32. `num_blocks` None:
     the share `memory` of what `default_num_blocks` may use. `deterministic`: each row of logits and the KV
-    have the same bits in every batch. Raises ConfigError when the model cannot be found, and ModelUnsupported
-    when its paged forward does not equal transformers' own, or is not deterministic.
+    have the same bits in every batch. With `ranks` every one of them calls this, and gets its own part: rank
+    0 the runner to use, the others one to follow with. Raises ConfigError when the model cannot be found, and
+    ModelUnsupported when its paged forward does not equal transformers' own, or is not deterministic.
     """
     if torch.device(device).type != "cpu":
         raise ConfigError(f"device {device!r} is not supported, use 'cpu'")
+    if deterministic and ranks.size > 1:
+        raise ConfigError("deterministic does not work with tensor_parallel yet: leave one of them out")
     precision = resolve_dtype(dtype)
-    first = _load(model, precision)
+    first = ranks.together(lambda: _load(model, precision))
     limit = _length_limit(first, max_model_len)
     vocab_size, eos = first.config.get_text_config().vocab_size, _eos(first)
-    built = _build(first, lambda: _load(model, precision), deterministic)
+    ranks.agree(f"{type(first).__name__} of {vocab_size} tokens, {limit} positions, {precision}")
+    built = _build(first, lambda: _load(model, precision), deterministic, ranks)
     if num_blocks is None:
-        num_blocks = default_num_blocks(
-            bytes_per_block(built.shapes, block_size, precision), block_size, limit, memory
-        )
-    return ModelRunner(
+        size, share = bytes_per_block(built.shapes, block_size, precision), memory / ranks.size
+        num_blocks = ranks.together(lambda: default_num_blocks(size, block_size, limit, share))
+    blocks = ranks.least(num_blocks)
+    make = partial(ParallelRunner, ranks) if isinstance(ranks, Link) and ranks.rank == 0 else ModelRunner
+    return make(
         built.model,
-        KVPool(built.shapes, num_blocks, block_size, precision),
+        ranks.together(lambda: KVPool(built.shapes, blocks, block_size, precision)),
         vocab_size=vocab_size,
         max_model_len=limit,
         eos_token_ids=eos,
@@ -119,23 +127,20 @@ class _Built:
 
 
 @torch.inference_mode()
-def _build(first: PreTrainedModel, again: Callable[[], PreTrainedModel], deterministic: bool) -> _Built:
+def _build(
+    first: PreTrainedModel, again: Callable[[], PreTrainedModel], deterministic: bool, ranks: Alone | Link
+) -> _Built:
     """The fastest form of a model that passes the checks. A form consumes the model it is made from."""
     name, config, reason = type(first).__name__, first.config.get_text_config(), ""
     try:
-        truth = selfcheck.record_truth(first)
+        truth = ranks.together(lambda: selfcheck.record_truth(first))
     except Exception as error:
         raise ModelUnsupported(f"{name} cannot be served, its own forward fails: {error}") from error
+    part = ranks.together(lambda: ranks.cut(first))
     for form in _forms(config, deterministic):
+        own = partial(lambda tried: ranks.cut(again()) if tried else part, reason)
         try:
-            served: Model = form(again() if reason else first)
-            seen = selfcheck.probe(served, truth, config)
-            selfcheck.check(served, truth, seen.shapes, first.dtype)
-            sizes = None
-            if deterministic:
-                sizes = invariance.prove_attention(seen, first.dtype)
-                invariance.check(served, seen.shapes, first.dtype, sizes, config.vocab_size)
-            return _Built(served, seen.shapes, sizes)
+            return ranks.together(partial(_proven, form, own, truth, deterministic))
         except (
             Exception
         ) as error:  # whatever a foreign model raises; its text, as a traceback would keep weights
@@ -143,6 +148,24 @@ def _build(first: PreTrainedModel, again: Callable[[], PreTrainedModel], determi
             logger.warning("%s: the form %s is rejected: %s", name, form.__name__.strip("_"), reason)
     how = "deterministically with" if deterministic else "with"
     raise ModelUnsupported(f"{name} cannot be served {how} paged attention: {reason}")
+
+
+def _proven(
+    form: Callable[[PreTrainedModel], Model],
+    source: Callable[[], PreTrainedModel],
+    truth: selfcheck.Truth,
+    deterministic: bool,
+) -> _Built:
+    model = source()
+    config, dtype = model.config.get_text_config(), model.dtype
+    served = form(model)
+    seen = selfcheck.probe(served, truth, config)
+    selfcheck.check(served, truth, seen.shapes, dtype)
+    sizes = None
+    if deterministic:
+        sizes = invariance.prove_attention(seen, dtype)
+        invariance.check(served, seen.shapes, dtype, sizes, config.vocab_size)
+    return _Built(served, seen.shapes, sizes)
 
 
 def _forms(config: PreTrainedConfig, deterministic: bool) -> list[Callable[[PreTrainedModel], Model]]:

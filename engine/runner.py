@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from gammaray.engine.attention import DenseAttention, Model, PagedAttention
-from gammaray.engine.batch import Row, pack
+from gammaray.engine.batch import Row, Step, pack
+from gammaray.engine.hidden import FeatureModel
 from gammaray.engine.pool import KVPool
+from gammaray.errors import ConfigError
 from gammaray.kernels.paths import AttentionSizes
 
 
@@ -49,15 +51,38 @@ class ModelRunner:
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Write the rows' KV and return their logits [N, V], float32, rows in the order `Row` describes."""
         # copied outside inference mode, so that the caller may change them in place
-        return self._forward(rows).to(torch.float32, copy=True)
+        return self.run(pack(rows, self.block_size)).to(torch.float32, copy=True)
+
+    def forward_features(self, rows: Sequence[Row], layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """As `forward`, and the hidden states [N, len(layers) * H] behind those logits, in the model's dtype.
+
+        Layer l is the state after l layers: 0 is the embeddings, `num_layers` what the final norm reads.
+        Raises ConfigError for a layer that is not there, or a model that does not tell.
+        """
+        if not all(0 <= layer <= self.num_layers for layer in layers):
+            raise ConfigError(f"hidden states of layers {list(layers)}: the model has 0 to {self.num_layers}")
+        logits, features = self.run_features(pack(rows, self.block_size), layers)
+        return logits.to(torch.float32, copy=True), features.clone()
 
     @torch.inference_mode()
-    def _forward(self, rows: Sequence[Row]) -> Tensor:
+    def run(self, step: Step) -> Tensor:
+        """The packed form of `forward`: logits [N, V], in the model's dtype."""
+        return self._model.forward(step.input_ids, step.paged.positions, self._attention(step), step.wanted)
+
+    @torch.inference_mode()
+    def run_features(self, step: Step, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The packed form of `forward_features`."""
+        if not isinstance(self._model, FeatureModel):
+            raise ConfigError(
+                "this form of the model does not tell its hidden states: set deterministic: false"
+            )
+        positions, attention = step.paged.positions, self._attention(step)
+        return self._model.forward_features(step.input_ids, positions, attention, step.wanted, layers)
+
+    def _attention(self, step: Step) -> PagedAttention:
         if self._sizes is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        step = pack(rows, self.block_size)
-        attention = PagedAttention(self._pool, step.paged, self._sizes)
-        return self._model.forward(step.input_ids, step.paged.positions, attention, step.wanted)
+        return PagedAttention(self._pool, step.paged, self._sizes)
 
     @torch.inference_mode()
     def move(self, src: Sequence[int], dst: Sequence[int]) -> None:

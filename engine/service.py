@@ -165,14 +165,18 @@ class AsyncEngine:
             self._wake.notify()
 
     def _run(self) -> None:
+        reason = "the engine has failed"
         try:
             while self._wait():
                 self._step_began = self._clock()
                 self._step()
                 self._step_ended, self._step_began = self._clock(), None
+        except ReplicaLost as error:
+            reason = error.message
+            log.error("the engine ends: %s", reason)
         finally:
             self._stopped = True
-            self._end("the server is shutting down" if self._stopping else "the engine has failed")
+            self._end("the server is shutting down" if self._stopping else reason)
 
     def _wait(self) -> bool:
         """Until there is work; False when there will be none any more."""
@@ -184,6 +188,8 @@ class AsyncEngine:
     def _step(self) -> None:
         try:
             output = self._engine.step()
+        except ReplicaLost:  # its requests are not failed: they go on elsewhere
+            raise
         except Exception as error:
             log.error("engine step failed (%s)\n%s", *described(error))
             self._deliver(self._engine.fail_all(f"engine step failed: {type(error).__name__}"))

@@ -58,6 +58,13 @@ class Target(Strict):
     token_budget: int | None = Field(default=None, ge=1)  # tokens a step; None: chosen by the engine
     max_waiting: int = Field(default=512, ge=1)  # sequences that wait for the engine; beyond it: 503
 
+    @model_validator(mode="after")
+    def _works_together(self) -> Target:
+        if self.deterministic and self.tensor_parallel > 1:
+            text = "deterministic does not work with tensor_parallel above 1 yet"
+            raise PydanticCustomError("parallel", text)
+        return self
+
 
 class NgramDrafter(Strict):
     """Proposes what followed the last tokens earlier in the same sequence."""

@@ -487,3 +487,43 @@ def test_draft_gpus_are_divided_fairly_among_many_replicas() -> None:
     wanted = [replace(DRAFT, tenant=f"t{i}", workers=64, weights=30 * GB) for i in range(4)]
     made = plan(whole, demand(*wanted, replicas=128, need=50))
     assert (len(targets_of(made)), len(drafts_of(made))) == (128, 256)
+
+
+# Pools that may grow
+
+
+def test_a_pool_that_may_grow_gets_room_where_some_is_left() -> None:
+    growing = replace(DRAFT, workers=1, max_workers=3)
+    made = plan([node("a", 4, all_pairs(4))], demand(growing))
+    first, *further = drafts_of(made)
+    assert not first.spare and [draft.spare for draft in further] == [True, True]
+    assert {gpu for placed in made.placements for gpu in placed.gpus} == {0, 1, 2, 3}
+    assert further[0].reason.startswith("room for a worker when the pool grows: GPU ")
+    assert first.memory_fraction == pytest.approx(0.9)
+
+
+def test_room_for_growth_takes_nothing_from_what_must_be() -> None:
+    growing = replace(DRAFT, workers=1, max_workers=4)
+    other = replace(DRAFT, tenant="code")
+    node_of_four = [node("a", 4, all_pairs(4))]
+    made = plan(node_of_four, demand(growing, other))
+    without = plan(node_of_four, demand(replace(growing, max_workers=0), other))
+    assert [placed for placed in made.placements if not placed.spare] == list(without.placements)
+    assert sum(placed.spare for placed in made.placements) == 1
+    assert any("pool of chat for small: room for 2 workers, of at most 4" in note for note in made.notes)
+    assert made.unplaced == ()
+
+
+def test_a_drafter_in_the_targets_process_does_not_grow() -> None:
+    made = plan([node("a", 4)], demand(replace(DRAFT, max_workers=3)))
+    assert only_draft(made).mode == "same-gpu"
+
+
+def test_on_cpus_a_split_pool_has_room_for_all_its_workers() -> None:
+    growing = replace(DRAFT, wish="split", workers=1, max_workers=3)
+    made = plan([], demand(growing, replicas=2))
+    assert [(d.worker, d.replica, d.spare) for d in drafts_of(made)] == [
+        (0, 0, False),
+        (2, 0, True),
+        (1, 1, True),
+    ]

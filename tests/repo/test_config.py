@@ -120,6 +120,10 @@ def speculation(inner: str) -> str:
         ("target: {model: x}\ncontroller: {interval_s: 5}", "controller: not supported yet"),
         ("target: {model: x, tensor_parallel: 9}", "target.tensor_parallel"),
         (
+            "target: {model: x, tensor_parallel: 2, deterministic: true}",
+            "target: deterministic does not work with tensor_parallel",
+        ),
+        (
             "target: {model: x}\ntenants: {t: {pool: {workers: 3, max_workers: 2}}}",
             "tenants.t.pool: max_workers must not be below workers",
         ),

@@ -1,0 +1,48 @@
+"""Hidden states beside the logits, for drafters that continue the target's own features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gammaray.engine.attention import Attention
+
+
+@runtime_checkable
+class FeatureModel(Protocol):
+    """A `gammaray.engine.attention.Model` that also tells its hidden states."""
+
+    def forward_features(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        wanted: Tensor,
+        layers: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [N, V] and hidden states [N, len(layers) * H] of the tokens `wanted` [N].
+
+        Layer l means the state after l layers: 0 is the embeddings, and the model's number of layers is what
+        the final norm is about to read.
+        """
+
+
+class Taps:
+    """Keeps the hidden states of some layers while a model runs."""
+
+    def __init__(self, layers: Sequence[int], wanted: Tensor) -> None:
+        self.layers = tuple(layers)
+        self._wanted = wanted
+        self._kept: dict[int, Tensor] = {}
+
+    def see(self, layer: int, x: Tensor) -> None:
+        """x [T, H] after `layer` layers; a copy is kept, as models go on in place."""
+        if layer in self.layers:
+            self._kept[layer] = x.index_select(0, self._wanted)
+
+    def features(self) -> Tensor:
+        """[N, len(layers) * H], layers in the order that was asked for."""
+        return torch.cat([self._kept[layer] for layer in self.layers], -1)
