@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gammaray.config import Config, NgramDrafter
@@ -11,6 +12,7 @@ from gammaray.engine import loading
 from gammaray.engine.drafters.base import Drafter
 from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter as Ngram
+from gammaray.engine.drafters.switch import TenantDrafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.grammar import GrammarCompiler
 from gammaray.engine.parallel import obey
@@ -35,8 +37,16 @@ class TokenizerDecoder:
         )
 
 
-def build_engine(config: Config, oracle: bool = False, ranks: Seat | None = None) -> Engine:
+Pools = Mapping[tuple[str, str], Callable[[int], Drafter]]  # by tenant and drafter; of a vocabulary's size
+NO_POOLS: Pools = MappingProxyType({})
+
+
+def build_engine(
+    config: Config, oracle: bool = False, ranks: Seat | None = None, pools: Pools = NO_POOLS
+) -> Engine:
     """Load everything that `config` names. Raises ConfigError with what to change.
+
+    `pools`: tenants whose drafter of that name lives elsewhere, and what reaches it.
 
     With tensor_parallel n > 1 this is rank 0: `ranks` is its seat at a meeting of n (`ranks.host`), and n - 1
     other processes are in `follow`, or will be soon. Then ConnectionError says that one of them is gone.
@@ -49,10 +59,7 @@ def build_engine(config: Config, oracle: bool = False, ranks: Seat | None = None
         )
     runner = load_target(config, Link(ranks) if ranks else ALONE)
     tokenizer = loading.load_tokenizer(target.model)
-    drafters = {
-        name: build_drafter(name, drafter, runner, tokenizer, target.kv.prefix_cache)
-        for name, drafter in config.drafters.items()
-    }
+    drafters = {name: _for_all(name, config, pools, runner, tokenizer) for name in config.drafters}
     options = EngineOptions(
         name=target.model,
         max_batch=target.max_batch,
@@ -87,6 +94,18 @@ def load_target(config: Config, ranks: Alone | Link = ALONE) -> ModelRunner:
         deterministic=target.deterministic,
         ranks=ranks,
     )
+
+
+def _for_all(
+    name: str, config: Config, pools: Pools, target: ModelRunner, tokenizer: PreTrainedTokenizerBase
+) -> Drafter:
+    """A drafter of this process, unless it lives elsewhere for some tenants, or for all that use it."""
+    size = target.vocab_size
+    by_tenant = {tenant: reach(size) for (tenant, other), reach in pools.items() if other == name}
+    if by_tenant and not config.drafting_with(name) - by_tenant.keys():
+        return TenantDrafter(by_tenant, size)
+    own = build_drafter(name, config.drafters[name], target, tokenizer, config.target.kv.prefix_cache)
+    return TenantDrafter(dict.fromkeys(config.tenants, own) | by_tenant, size) if by_tenant else own
 
 
 def eos_ids(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -14,13 +14,24 @@ Notes = tuple[str, ...]
 
 
 class TenantPlanner:
-    """`plan` by the name of the tenant."""
+    """`plan` by the name of the tenant. `pools`: of which tenant's which drafter lives in draft workers."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, pools: Collection[tuple[str, str]] = ()) -> None:
         self._config = config
+        self._drafters = {tenant: _reachable(config, tenant, pools) for tenant in config.tenants}
 
     def __call__(self, tenant: str, **wish: Any) -> tuple[SpeculationPlan, Notes]:
-        return plan(self._config.tenants[tenant], self._config.drafters, **wish)
+        return plan(self._config.tenants[tenant], self._drafters[tenant], **wish)
+
+
+def _reachable(config: Config, tenant: str, pools: Collection[tuple[str, str]]) -> list[str]:
+    """Drafters of the target's process, and those of the tenant's own pool: never of another's."""
+
+    def is_here(drafter: str) -> bool:
+        owners = {owner for owner, name in pools if name == drafter}
+        return tenant in owners or not owners or bool(config.drafting_with(drafter) - owners)
+
+    return [drafter for drafter in config.drafters if is_here(drafter)]
 
 
 def plan(

@@ -6,6 +6,7 @@ Exit codes: 0 good, 1 a finding or a failure, 2 bad input.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,8 @@ from gammaray.types import PLAIN, SamplingParams, SpeculationPlan
 EMBEDDED = "smollm2-135m-instruct"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+benches = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+app.add_typer(benches, name="bench")
 
 
 def main() -> None:
@@ -216,6 +219,30 @@ def validate(
     from gammaray.engine.validate import report
 
     raise typer.Exit(report(load(config), run, as_json))
+
+
+@benches.command("engine")
+def bench_engine(
+    link: Annotated[bool, typer.Option("--link", help="Time the draft link.")] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="In the drafts of all sequences together.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences in a round.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Round trips over each transport.")] = 1000,
+    ray: Annotated[bool, typer.Option(help="Also time a call of a Ray actor, for which Ray starts.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Time the round trip of a draft question over each transport of the draft link, and a Ray call."""
+    if not link:
+        raise ConfigError("bench engine measures the draft link only: add --link")
+    from gammaray.cluster import local, processes
+    from gammaray.engine.threads import compute_with
+
+    compute_with(1)
+    os.environ.update(local.environment(os.environ, local=True))
+    with processes.none_left():
+        from gammaray.actors.link import bench
+
+        found = bench.report(tokens, batch, repeats, ray)
+    print(json.dumps(found) if as_json else bench.as_text(found))
 
 
 if __name__ == "__main__":

@@ -277,6 +277,11 @@ class Config(Strict):
         """Tenants that no request can belong to (see NO_KEYS)."""
         return [name for name, tenant in self.tenants.items() if name != "default" and not tenant.api_keys]
 
+    def drafting_with(self, drafter: str) -> set[str]:
+        """Tenants whose own drafter this is."""
+        tenants = self.tenants.items()
+        return {name for name, tenant in tenants if tenant.drafter == drafter and tenant.speculation.enabled}
+
     def with_server(self, host: str | None, port: int | None) -> Config:
         """This configuration with another address, checked again. Raises ConfigError."""
         given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}

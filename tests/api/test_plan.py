@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gammaray.config import Speculation, Tenant
+from gammaray.config import Speculation, Tenant, parse
 from gammaray.errors import InvalidRequest
-from gammaray.routing.plan import plan
+from gammaray.routing.plan import TenantPlanner, plan
 from gammaray.types import PLAIN, SpeculationPlan
 
 TENANT = Tenant(drafter="a", speculation=Speculation(gamma=4, tree_width=2, verification="rejection"))
@@ -63,3 +63,34 @@ def test_no_wish_leaves_the_policy(wish: dict) -> None:
     assert made.gamma <= 4 and made.width <= 2
     if made.drafter is not None and not notes:
         assert wish["gamma"] in (None, made.gamma) and wish["width"] in (None, made.width)
+
+
+def test_a_tenant_does_not_reach_the_pool_of_another() -> None:
+    config = parse(
+        {
+            "target": {"model": "tiny"},
+            "drafters": {"small": {"method": "model", "model": "tiny"}, "lookup": {"method": "ngram"}},
+            "tenants": {"bank": {"drafter": "small"}, "shop": {"drafter": "lookup"}},
+        },
+        "test",
+    )
+    planner = TenantPlanner(config, pools={("bank", "small")})
+    assert planner("bank")[0].drafter == "small"
+    with pytest.raises(InvalidRequest, match="no drafter is named 'small'; available: lookup"):
+        planner("shop", drafter="small")
+    assert TenantPlanner(config)("shop", drafter="small")[0].drafter == "small"
+
+
+def test_a_drafter_that_is_here_for_one_tenant_is_here_for_all() -> None:
+    config = parse(
+        {
+            "target": {"model": "tiny"},
+            "drafters": {"small": {"method": "model", "model": "tiny"}},
+            "tenants": {"bank": {"drafter": "small"}, "shop": {"drafter": "small"}, "other": {}},
+        },
+        "test",
+    )
+    planner = TenantPlanner(config, pools={("bank", "small")})
+    assert [planner(tenant, drafter="small")[0].drafter for tenant in ("bank", "shop", "other")] == [
+        "small"
+    ] * 3

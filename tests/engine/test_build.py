@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.decoding import run
 
 from gammaray.config import Config, parse
 from gammaray.engine.build import build_engine
+from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.loading import load_runner
 from gammaray.engine.local import Run, compare
 from gammaray.engine.validate import validate
@@ -53,6 +55,43 @@ def test_an_engine_is_built_with_all_its_drafters(folder: Path) -> None:
     plans = [SpeculationPlan("lookup", 4), SpeculationPlan("small", 3, 2), SpeculationPlan()]
     outcomes = run(engine, [GenerateRequest(str(i), PROMPT, sampling, plan) for i, plan in enumerate(plans)])
     assert len({tuple(outcome.ids) for outcome in outcomes.values()}) == 1
+
+
+class Elsewhere(ModelDrafter):
+    """Stands for a pool of draft workers; knows who began with it."""
+
+    def __init__(self, vocab_size: int, folder: Path) -> None:
+        super().__init__(load_runner(str(folder / "small"), "float32", num_blocks=32))
+        assert vocab_size == self.vocab_size
+        self.salts: set[bytes] = set()
+
+    def catch_up(self, rid: str, tokens: Sequence[int], salt: bytes = b"") -> None:
+        self.salts.add(salt)
+        super().catch_up(rid, tokens, salt)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["only elsewhere", "also here"])
+def test_a_tenant_with_a_pool_drafts_there_and_others_here(folder: Path, shared: bool) -> None:
+    settings = config(folder)
+    tenants = {"bank": {"drafter": "small"}, "shop": {"drafter": "small" if shared else "lookup"}}
+    settings = parse({**settings.model_dump(), "tenants": tenants}, "test")
+    made: list[Elsewhere] = []
+
+    def reach(size: int) -> Elsewhere:
+        made.append(Elsewhere(size, folder))
+        return made[-1]
+
+    engine = build_engine(settings, pools={("bank", "small"): reach})
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    plan = SpeculationPlan("small", 3)
+    outcomes = run(
+        engine,
+        [GenerateRequest(tenant, PROMPT, sampling, plan, tenant=tenant) for tenant in ("bank", "shop")],
+    )
+    assert [elsewhere.salts for elsewhere in made] == [{b"bank"}]
+    drafted = [outcomes[tenant, 0].stats.drafted > 0 for tenant in ("bank", "shop")]  # type: ignore[union-attr]
+    assert drafted == [True, shared]
+    assert outcomes["bank", 0].ids == outcomes["shop", 0].ids
 
 
 def test_a_comparison_reports_equality_and_rates(folder: Path) -> None:
