@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from gammaray.engine.drafting import described
 from gammaray.engine.engine import TOKEN_BUDGET, Engine
 from gammaray.errors import EngineFailure, ReplicaLost
-from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, StepReport, TokenChunk
+from gammaray.types import (
+    DraftLinks,
+    GenerateRequest,
+    Health,
+    ModelInfo,
+    PolicySnapshot,
+    StepReport,
+    TokenChunk,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +53,7 @@ class AsyncEngine:
     """Owns the engine from now on. Every engine call but submit, abort and apply happens on its thread.
 
     `clock` in seconds; a step that takes `stuck_after_s` (None: by the engine's token budget) is taken for
-    one that never ends.
+    one that never ends. `links`: how its draft workers are, for `health`.
     """
 
     def __init__(
@@ -54,12 +62,14 @@ class AsyncEngine:
         listener: Callable[[StepReport], None] = lambda report: None,
         stuck_after_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        links: Callable[[], tuple[DraftLinks, ...]] = tuple,
     ) -> None:
         self.info: ModelInfo = engine.info
         self._engine = engine
         self._listener = listener
         self._stuck_after_s = stuck_after_s or step_limit(engine.options.token_budget)
         self._clock = clock
+        self._links = links
         self._step_began: float | None = None  # None between steps
         self._step_ended = clock()
         self._report: StepReport | None = None
@@ -119,6 +129,7 @@ class AsyncEngine:
             waiting=report.waiting if report else 0,
             kv_used_blocks=report.kv_used_blocks if report else 0,
             kv_total_blocks=pool.num_blocks,
+            links=self._links(),
         )
 
     def check_health(self) -> None:

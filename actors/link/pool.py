@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 
 from gammaray.actors.link.channel import Address, connect
@@ -39,6 +39,24 @@ def over_sockets(drafter: str, vocab_size: int) -> Callable[[Member], RemoteDraf
     return connected
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Since the start, but for `workers`, which are connected now."""
+
+    workers: int = 0
+    losses: int = 0
+    late: int = 0
+    drafts: int = 0
+    hits: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+def _counts(worker: RemoteDrafter) -> Counts:
+    return Counts(worker.link.up, worker.link.losses, worker.link.late, worker.drafts, worker.hits)
+
+
 class PoolDrafter(Switch):
     """A sequence stays with its worker as long as that is there.
 
@@ -56,6 +74,7 @@ class PoolDrafter(Switch):
         self._members, self._connect = members, connect
         self._pool: dict[Address, tuple[Member, RemoteDrafter]] = {}
         self._closed = threading.Event()
+        self._before = Counts()  # of workers that are gone
 
     def choose(self, rid: str, salt: bytes) -> Drafter | None:
         """The nearest, as long as it has not many more sequences than others; of those the idlest."""
@@ -70,6 +89,11 @@ class PoolDrafter(Switch):
 
         takes = [(m, worker) for m, worker in self._pool.values() if worker.link.up and not m.draining]
         return min(takes, key=rank)[1] if takes else None
+
+    def counts(self) -> Counts:
+        """Also from another thread."""
+        workers = [worker for _, worker in self._pool.values()]
+        return sum(map(_counts, workers), self._before)
 
     # Threads of its own ------------------------------------------------------------------------------
 
@@ -89,6 +113,7 @@ class PoolDrafter(Switch):
         workers = {address: worker for address, (_, worker) in self._pool.items()} | fresh
         self._pool = {address: (member, workers[address]) for address, member in members.items()}
         for worker in gone:
+            self._before += replace(_counts(worker), workers=0)
             worker.link.close()
         return list(fresh.values())
 

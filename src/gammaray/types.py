@@ -207,6 +207,19 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLinks:
+    """One tenant's draft workers as a replica sees them. Counts since its start."""
+
+    tenant: str
+    drafter: str
+    workers: int  # connected now
+    losses: int = 0  # of connections
+    late: int = 0  # answers that came after their deadline
+    drafts: int = 0
+    hits: int = 0  # drafts that had been made while the target verified
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """How a replica's engine is. Counts are those after its last step."""
 
@@ -216,3 +229,4 @@ class Health:
     waiting: int
     kv_used_blocks: int
     kv_total_blocks: int
+    links: tuple[DraftLinks, ...] = ()

@@ -102,6 +102,10 @@ def test_a_version_switch_in_the_midst_of_texts_loses_nothing() -> None:
     drafted = pool.workers["v2"].server.stats.drafts
     sim.finish()
     assert pool.workers["v2"].server.stats.drafts > drafted
+    served = sum(worker.server.stats.drafts for worker in pool.workers.values())
+    counts = pool.drafter.counts()
+    assert (counts.workers, counts.losses, counts.drafts) == (1, 0, served)
+    assert 0 < counts.hits < counts.drafts
     assert sim.texts() == plainly(requests(count=4, tokens=80))
 
 
