@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
+from gammaray.actors.fellows import Fellows
+from gammaray.actors.keeper import Resolver
 from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
+from gammaray.actors.place import Place, cap_memory, check_place
+from gammaray.actors.pool import Pool
 from gammaray.config import Config
-from gammaray.engine.threads import compute_with, usable_cores
+from gammaray.engine.threads import compute_with
 from gammaray.errors import ReplicaLost
 from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
+
+if TYPE_CHECKING:
+    from gammaray.actors.link.pool import Member
+    from gammaray.engine.ranks import Seat
 
 
 class EngineService(Protocol):
@@ -37,7 +45,26 @@ class EngineService(Protocol):
         ...
 
 
-EngineFactory = Callable[[Config], EngineService]
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What the plan says of one replica."""
+
+    number: int = 0
+    place: Place = field(default_factory=Place)
+    fellows: tuple[Place, ...] = ()  # the other ranks, when several processes share the weights
+    pools: frozenset[Pool] = frozenset()  # tenant and drafter, of those that have draft workers
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What there is beside an engine's own process."""
+
+    seat: Seat | None = None  # of rank 0, when there are other ranks
+    pools: frozenset[Pool] = frozenset()
+    resolve: Callable[[str, str], list[Member]] | None = None  # the workers of a pool, now
+
+
+EngineFactory = Callable[..., EngineService]  # of a Config, and of Surroundings where there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +73,18 @@ class ReplicaSettings:
 
     threads: int | None = None
     loopback: bool = True  # the cluster is this machine
+    slot: Slot = field(default_factory=Slot)
 
 
-def local_engine(config: Config) -> EngineService:
+def local_engine(config: Config, around: Surroundings = Surroundings()) -> EngineService:
     """The engine of this process. Raises ConfigError for a model or drafter that cannot be served."""
+    from gammaray.actors.reach import reach
     from gammaray.engine.build import build_engine
     from gammaray.engine.service import AsyncEngine
 
-    return AsyncEngine(build_engine(config))
+    pools = reach(around.pools, around.resolve)
+    engine = build_engine(config, ranks=around.seat, pools=pools.drafters)
+    return AsyncEngine(engine, links=pools.links)
 
 
 class TargetReplica:
@@ -63,8 +94,18 @@ class TargetReplica:
         log_beside_serve()
         if settings.loopback:
             bind_replica_to_loopback()
-        compute_with(settings.threads or usable_cores())
-        self._engine = engine_factory(config)
+        slot = settings.slot
+        compute_with(slot.place.threads(settings.threads))
+        check_place(slot.place)
+        cap_memory(slot.place)
+        self._fellows = Fellows(config, slot.fellows, settings.threads) if slot.fellows else None
+        self._engine = engine_factory(config, *self._around(slot))
+
+    def _around(self, slot: Slot) -> tuple[Surroundings, ...]:
+        if not (slot.fellows or slot.pools):
+            return ()
+        seat = self._fellows.seat if self._fellows else None
+        return (Surroundings(seat, slot.pools, Resolver(slot.number) if slot.pools else None),)
 
     async def info(self) -> ModelInfo:
         """Raises ReplicaLost when the engine serves nobody any more: Serve takes a while to notice."""
@@ -81,6 +122,8 @@ class TargetReplica:
                 yield chunk
 
     def check_health(self) -> None:
+        if self._fellows:
+            self._fellows.check()
         self._engine.check_health()
 
     def __del__(self) -> None:

@@ -1,11 +1,16 @@
-"""Wires the deployments of one Serve application: ingress -> target."""
+"""Wires the deployments of one Serve application: ingress -> the replicas of the target."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray import serve
 
-from gammaray.actors.target import EngineFactory, ReplicaSettings, TargetReplica, local_engine
+from gammaray.actors.place import Place
+from gammaray.actors.pool import Pool
+from gammaray.actors.target import EngineFactory, ReplicaSettings, Slot, TargetReplica, local_engine
 from gammaray.cluster.ingress import Ingress, TokenizerFactory, local_tokenizer
+from gammaray.cluster.layout import DEFAULT, Layout
 from gammaray.cluster.stop import drain_limit
 from gammaray.config import Config
 from gammaray.engine.threads import asked_threads
@@ -18,23 +23,33 @@ def build(
     config: Config,
     *,
     loopback: bool,
+    layout: Layout = DEFAULT,
     engine_factory: EngineFactory = local_engine,
     tokenizer_factory: TokenizerFactory = local_tokenizer,
 ) -> serve.Application:
     """The application, for `serve.run` on the Ray cluster that this process is connected to.
 
     `loopback`: the cluster is this machine and nothing may listen elsewhere. The factories run in the
-    replicas; both deployments start at the same time.
+    replicas; all deployments start at the same time. Each replica of the target is a deployment of its own,
+    as Serve knows no other way to give each its own node and devices.
     """
-    settings = ReplicaSettings(asked_threads(), loopback)
-    drain_s = drain_limit(config.server)
-    target = deployment(TargetReplica, "target", drain_s, num_cpus=1)
+    drain_s, threads = drain_limit(config.server), asked_threads()
+    replicas = []
+    for slot in layout.slots:
+        name = "target" if len(layout.slots) == 1 else f"target-{slot.number}"
+        target = deployment(TargetReplica, name, drain_s, num_cpus=1, **_where(slot))
+        replicas.append(target.bind(config, engine_factory, ReplicaSettings(threads, loopback, slot)))
     ingress = deployment(serve.ingress()(Ingress), "ingress", drain_s, num_cpus=0)
-    replica = target.bind(config, engine_factory, settings)
-    return ingress.bind(replica, config, tokenizer_factory, loopback)
+    pools = frozenset[Pool]().union(*(slot.pools for slot in layout.slots))
+    return ingress.bind(replicas, config, tokenizer_factory, loopback, pools)
 
 
-def deployment(cls: type, name: str, drain_s: float, **resources: float) -> serve.Deployment:
+def _where(slot: Slot) -> dict[str, Any]:
+    """Nothing for a slot that may be anywhere: Serve starts it as ever."""
+    return slot.place.options() if slot.place != Place() else {}
+
+
+def deployment(cls: type, name: str, drain_s: float, **options: Any) -> serve.Deployment:
     """`drain_s`: what a replica that is to stop may still take for its open requests."""
     deploy = serve.deployment(
         name=name,
@@ -42,6 +57,6 @@ def deployment(cls: type, name: str, drain_s: float, **resources: float) -> serv
         max_constructor_retry_count=1,  # a model that does not load will not load the next time
         graceful_shutdown_timeout_s=drain_s,
         health_check_period_s=HEALTH_PERIOD_S,
-        ray_actor_options=resources,
+        ray_actor_options=options,
     )
     return deploy(cls)

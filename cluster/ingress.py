@@ -1,8 +1,8 @@
-"""The HTTP ingress: FastAPI over the target's handle. A plain class; `app.py` makes it a deployment."""
+"""The HTTP ingress: FastAPI over the target's replicas. A plain class; `app.py` makes it a deployment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -11,6 +11,8 @@ from ray.serve.handle import DeploymentHandle
 from gammaray.actors.client import RayEngineClient
 from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
+from gammaray.actors.pool import Pool
+from gammaray.actors.spread import SpreadClient
 from gammaray.api.app import create_app
 from gammaray.api.client import Tokenizer
 from gammaray.api.drain import Drain, EndingClient
@@ -33,20 +35,24 @@ class Ingress:
 
     def __init__(
         self,
-        target: DeploymentHandle[Any],
+        targets: Sequence[DeploymentHandle[Any]],
         config: Config,
         tokenizer_factory: TokenizerFactory,
         loopback: bool,
+        pools: frozenset[Pool] = frozenset(),
     ) -> None:
+        """`pools`: tenants and drafters that draft workers serve."""
         log_beside_serve()
         if loopback:
             bind_replica_to_loopback()
-        self._config, self._drain = config, Drain()
-        self._client = EndingClient(ResumingClient(RayEngineClient(target)), self._drain)
+        self._config, self._pools, self._drain = config, pools, Drain()
+        clients = [RayEngineClient(target) for target in targets]
+        client = SpreadClient(clients) if len(clients) > 1 else clients[0]
+        self._client = EndingClient(ResumingClient(client), self._drain)
         self._tokenizer = tokenizer_factory(config.target.model)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        planner = TenantPlanner(self._config)
+        planner = TenantPlanner(self._config, self._pools)
         # Serve's proxy tells request ids.
         return create_app(self._client, self._tokenizer, planner, self._config, self._drain, tell_ids=False)
 

@@ -8,9 +8,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
@@ -18,6 +18,11 @@ import psutil
 from gammaray.cluster import local, processes, proxy, stop
 from gammaray.config import NO_KEYS, Config, Server
 from gammaray.errors import ConfigError, GammarayError
+
+if TYPE_CHECKING:  # Ray reads its variables when it is imported, and this module sets them
+    from gammaray.actors.draft import LinkFactory
+    from gammaray.cluster.layout import Layout
+    from gammaray.cluster.nodes import Probe
 
 APP = "gammaray"
 OBJECT_STORE_BYTES = 128 * 2**20  # chunks are small; Ray would reserve a third of the memory
@@ -60,12 +65,18 @@ def _say(line: str) -> None:
 
 @contextmanager
 def running(
-    config: Config, address: str | None = None, signals: stop.Signals = NO_SIGNALS, **factories: Any
+    config: Config,
+    address: str | None = None,
+    signals: stop.Signals = NO_SIGNALS,
+    probe: Probe | None = None,
+    link_factory: LinkFactory | None = None,
+    **factories: Any,
 ) -> Iterator[str]:
     """The application on a Ray cluster of this machine, or on the one at `address`; yields its URL.
 
     Leaving it stops what entering it started, and nothing else: in order, or at once on stop.Stopped, which
-    it raises itself when a signal comes before it yields. `factories`: see `app.build`.
+    it raises itself when a signal comes before it yields. `probe`: see `prepare`; `link_factory`: what
+    draft workers run; `factories`: see `app.build`.
     """
     if address is None:
         local.check_port(config.server)
@@ -75,11 +86,17 @@ def running(
     os.environ.update(local.environment(os.environ, local=address is None))
     if address is None:
         os.environ.update(proxy.environment(config.server))
-    with _ray(address, signals), _serve(config.server, ours=address is None):
+    with (
+        _ray(address, signals),
+        _placed(config, probe, link_factory, signals) as (layout, until_drafts),
+        _serve(config.server, ours=address is None),
+    ):
         signals.check()
-        _deploy(config, loopback=address is None, **factories)
+        _deploy(config, layout, **factories)
         _wait_until_running(signals)
-        yield _wait_until_ready(config.server, signals)
+        url = _wait_until_ready(config.server, signals)
+        until_drafts()
+        yield url
 
 
 @contextmanager
@@ -107,7 +124,9 @@ def _quietly() -> AbstractContextManager[object]:
 def _init(address: str | None) -> None:
     import ray
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    from gammaray.actors.crew import NAMESPACE
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
     if address is None:
         ray.init("local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
         return
@@ -115,6 +134,20 @@ def _init(address: str | None) -> None:
         ray.init(address, **quiet)
     except Exception as error:
         raise ConfigError(f"cannot join the Ray cluster at {address!r}: {error}") from error
+
+
+@contextmanager
+def _placed(
+    config: Config, probe: Probe | None, link_factory: LinkFactory | None, signals: stop.Signals
+) -> Iterator[tuple[Layout, Callable[[], None]]]:
+    """Where everything goes; its GPUs are held and its draft workers on their way, for which one may wait."""
+    from gammaray.cluster import drafts
+    from gammaray.cluster.lease import leased
+    from gammaray.cluster.prepare import prepare
+
+    layout, nodes = prepare(config, probe, _say)
+    with leased(layout.gpus, nodes), drafts.working(config, layout.posts, link_factory) as staff:
+        yield layout, lambda: drafts.wait(staff, config, layout.posts, signals.check, _say)
 
 
 @contextmanager
@@ -141,12 +174,13 @@ def _serve(server: Server, ours: bool) -> Iterator[None]:
                 serve.delete(APP, _blocking=not hurry) if was_there else serve.shutdown()
 
 
-def _deploy(config: Config, loopback: bool, **factories: Any) -> None:
+def _deploy(config: Config, layout: Layout, **factories: Any) -> None:
     from ray import serve
 
     from gammaray.cluster.app import build
+    from gammaray.cluster.nodes import on_this_machine
 
-    application = build(config, loopback=loopback, **factories)
+    application = build(config, loopback=on_this_machine(), layout=layout, **factories)
     target = serve.RunTarget(application, name=APP, route_prefix="/", logging_config=QUIET)
     serve.run_many([target], wait_for_applications_running=False)
 

@@ -127,19 +127,38 @@ def build_drafter(
     runner = loading.load_runner(
         config.model, dtype=config.dtype, block_size=target.block_size, num_blocks=target.num_blocks
     )
-    check_vocabulary(name, config.model, runner, target, tokenizer)
+    check_vocabulary(name, config.model, runner.vocab_size, target.vocab_size, tokenizer)
     return ModelDrafter(runner, config.draft_sampling, prefix_cache)
 
 
+def build_apart(config: Config, name: str) -> ModelDrafter:
+    """A drafter for a process of its own: of the target it reads the vocabulary only.
+
+    Raises VocabularyMismatch, ConfigError.
+    """
+    settings, target = config.drafters[name], config.target
+    if isinstance(settings, NgramDrafter):
+        raise ConfigError(f"drafter {name!r} has no model of its own, so it has no draft workers")
+    runner = loading.load_runner(
+        settings.model,
+        dtype=settings.dtype,
+        block_size=target.kv.block_size,
+        num_blocks=target.kv.num_blocks,
+        memory=target.kv.memory,
+    )
+    size, tokenizer = loading.vocabulary_size(target.model), loading.load_tokenizer(target.model)
+    check_vocabulary(name, settings.model, runner.vocab_size, size, tokenizer)
+    return ModelDrafter(runner, settings.draft_sampling, target.kv.prefix_cache)
+
+
 def check_vocabulary(
-    name: str, model: str, drafter: ModelRunner, target: ModelRunner, tokenizer: PreTrainedTokenizerBase
+    name: str, model: str, size: int, target_size: int, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Token i must mean the same to both. Sizes are compared first, then the entries."""
-    if drafter.vocab_size != target.vocab_size:
-        raise VocabularyMismatch(target.vocab_size, drafter.vocab_size, name)
-    other = loading.load_tokenizer(model).get_vocab()
-    if other != tokenizer.get_vocab():
+    """Token i must mean the same to drafter and target. Sizes are compared first, then the entries."""
+    if size != target_size:
+        raise VocabularyMismatch(target_size, size, name)
+    if loading.load_tokenizer(model).get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
-            f"drafter {name!r} ({model}) has a vocabulary of the target's size, {target.vocab_size}, but "
+            f"drafter {name!r} ({model}) has a vocabulary of the target's size, {size}, but "
             "with other tokens in it: use a drafter made for this target's tokenizer"
         )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -92,6 +93,15 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as error:
         raise ConfigError(_not_found("tokenizer", model, error)) from error
     return tokenizer
+
+
+def vocabulary_size(model: str) -> int:
+    """Without its weights. Raises ConfigError."""
+    try:
+        size: int = AutoConfig.from_pretrained(resolve(model)).get_text_config().vocab_size
+    except (OSError, ValueError) as error:
+        raise ConfigError(_not_found("configuration", model, error)) from error
+    return size
 
 
 def resolve(model: str) -> str:

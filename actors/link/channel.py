@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class Address:
     """Where a worker listens: the path of a Unix socket, or host and port. `secret` opens it."""
 
     place: str | tuple[str, int]
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 class Channel(Protocol):

@@ -38,7 +38,7 @@ class Serving:
         if frames:
             for client, frame in self._server.handle(frames):
                 self._send(client, frame) if frame else self._drop(client)
-        elif ahead:
+        elif ahead and self._server.wants_time():  # no client has left meanwhile
             self._server.draft_ahead()
         for client in [c for c, heard in self._heard.items() if self._clock() - heard > SILENT_S]:
             self._drop(client)

@@ -10,6 +10,11 @@ from support import serving
 from gammaray.config import parse
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """This process can be in one Ray cluster at a time: tests with another one than `cluster` come first."""
+    items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Cluster]:
     import ray

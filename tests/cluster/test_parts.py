@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,13 @@ from ray.exceptions import ActorDiedError, RayTaskError, TaskUnschedulableError
 from ray.serve.exceptions import BackPressureError
 
 from gammaray.actors.client import as_ours
+from gammaray.actors.draft import Post
 from gammaray.actors.target import ReplicaSettings, TargetReplica
-from gammaray.cluster import local
-from gammaray.config import load
+from gammaray.cluster import drafts, local
+from gammaray.cluster.stop import Stopped
+from gammaray.config import load, parse
 from gammaray.engine.threads import quota, usable_cores
-from gammaray.errors import EngineFailure, GammarayError, InvalidRequest, Overloaded, ReplicaLost
+from gammaray.errors import ConfigError, EngineFailure, GammarayError, InvalidRequest, Overloaded, ReplicaLost
 from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
 
 
@@ -166,3 +168,55 @@ def test_what_the_user_set_stays(name: str) -> None:
 
 def test_a_foreign_cluster_keeps_its_own_network() -> None:
     assert set(local.environment({}, local=False)) == {"RAY_USAGE_STATS_ENABLED", "RAY_SERVE_LOG_TO_STDERR"}
+
+
+class Staff:
+    """Draft workers that come up one a question; `lost` says why one did not."""
+
+    def __init__(self, lost: dict[str, str] | None = None) -> None:
+        self.asked, self.lost = 0, lost or {}
+
+    def reports(self) -> dict[tuple[str, str], list[str]]:
+        self.asked += 1
+        return {("bank", "small"): ["a report"] * (self.asked - 1)}
+
+    def troubles(self) -> dict[str, str]:
+        return self.lost
+
+
+def wait(staff: Staff, workers: int = 2, check: Callable[[], None] = lambda: None) -> list[str]:
+    """What was said."""
+    model = {"method": "model", "model": "tiny"}
+    bank = {"drafter": "small", "pool": {"workers": workers, "max_workers": 3}}
+    tree = {"target": {"model": "big"}, "drafters": {"small": model}, "tenants": {"bank": bank}}
+    said: list[str] = []
+    posts = [Post("bank", "small", "1", worker) for worker in range(3)]
+    drafts.wait(staff, parse(tree, "test"), posts, check, said.append)
+    return said
+
+
+def test_a_start_waits_for_draft_workers_but_not_for_spare_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "POLL_S", 0.0)
+    staff = Staff()
+    assert wait(staff) == []
+    assert staff.asked == 3
+
+
+def test_a_worker_that_was_lost_does_not_stop_a_start() -> None:
+    lost = Staff({"draft one": "ActorDiedError: ...\nOutOfMemoryError: no room\n"})
+    assert wait(lost) == ["warning: draft one was lost and is started again: OutOfMemoryError: no room"]
+
+
+def test_a_drafter_that_does_not_fit_stops_a_start() -> None:
+    report = "ActorDiedError: died\n  File ...\ngammaray.errors.VocabularyMismatch: 20 tokens, not 10\n"
+    with pytest.raises(ConfigError, match=r"^20 tokens, not 10$"):
+        wait(Staff({"draft one": report}))
+
+
+def test_a_signal_ends_the_wait_for_draft_workers() -> None:
+    with pytest.raises(Stopped):
+        wait(Staff(), check=stopped)
+
+
+def stopped() -> None:
+    raise Stopped

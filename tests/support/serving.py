@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from gammaray.actors.draft import Load
+from gammaray.actors.place import ISLAND, NODE, whereabouts
+from gammaray.actors.target import Surroundings
 from gammaray.errors import InvalidRequest
 from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
 
@@ -72,6 +76,40 @@ class SlowEngine:
 
     def shutdown(self) -> None:
         self._write("shut down")
+
+
+class PlacedEngine(SlowEngine):
+    """Also writes where it is, and whose draft workers it hears of."""
+
+    def __init__(self, log: Path, around: Surroundings | None = None) -> None:
+        super().__init__(log)
+        here = whereabouts()
+        node = "/".join(here.labels[key] for key in (NODE, ISLAND) if key in here.labels)
+        where = {"pid": os.getpid(), "node": node, "devices": here.devices}
+        self._write(json.dumps(where))
+        self._around = around
+        self._known = 0
+
+    def check_health(self) -> None:
+        """Serve asks every two seconds."""
+        if self._around and self._around.resolve:
+            known = sum(len(self._around.resolve(*pool)) for pool in self._around.pools)
+            if known != self._known:
+                self._known = known
+                self._write(f"{os.getpid()} knows {known}")
+
+
+class IdleLink:
+    """The worker's end of a draft link over which nobody asks anything."""
+
+    def __init__(self, drafter: str) -> None:
+        self.address = (drafter, os.getpid())
+
+    def load(self) -> Load:
+        return Load()
+
+    def check(self) -> None:
+        pass
 
 
 class ByteTokenizer:
