@@ -146,7 +146,7 @@ def build_apart(config: Config, name: str) -> ModelDrafter:
         num_blocks=target.kv.num_blocks,
         memory=target.kv.memory,
     )
-    size, tokenizer = loading.vocabulary_size(target.model), loading.load_tokenizer(target.model)
+    size, tokenizer = loading.load_config(target.model).vocab_size, loading.load_tokenizer(target.model)
     check_vocabulary(name, settings.model, runner.vocab_size, size, tokenizer)
     return ModelDrafter(runner, settings.draft_sampling, target.kv.prefix_cache)
 

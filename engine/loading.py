@@ -95,13 +95,13 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def vocabulary_size(model: str) -> int:
-    """Without its weights. Raises ConfigError."""
+def load_config(model: str) -> PreTrainedConfig:
+    """What `load_runner` would read of the text model, without its weights. Raises ConfigError."""
     try:
-        size: int = AutoConfig.from_pretrained(resolve(model)).get_text_config().vocab_size
+        config: PreTrainedConfig = AutoConfig.from_pretrained(resolve(model)).get_text_config()
     except (OSError, ValueError) as error:
         raise ConfigError(_not_found("configuration", model, error)) from error
-    return size
+    return config
 
 
 def resolve(model: str) -> str:

@@ -1,6 +1,7 @@
 """The chain check behind `gammaray validate`: from the checkpoint to the scheduler, link by link.
 
-checkpoint -> paged attention -> KV layout -> drafter -> vocabulary -> verifier -> scheduler -> on/off run
+checkpoint -> paged attention -> tensor parallel -> KV layout -> drafter -> vocabulary -> verifier -> scheduler
+-> on/off run
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.local import run
 from gammaray.engine.runner import ModelRunner
+from gammaray.engine.sharding import check_heads
 from gammaray.errors import GammarayError
 from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan
 
@@ -68,6 +70,8 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
         return
     yield Check("target", True, _target(target.model, runner))
     yield Check("paged attention", True, "equals the dense model on a packed prefill and a draft tree")
+    if target.tensor_parallel > 1:
+        yield _tensor_parallel(target.model, target.tensor_parallel)
     yield validate_kv_layout(runner)
     drafters: dict[str, Drafter] = {}
     for name, drafter in config.drafters.items():
@@ -99,6 +103,17 @@ def validate_kv_layout(runner: ModelRunner) -> Check:
         return Check("KV layout", True, detail)
     hint = f"raise kv.num_blocks to {-(-length // size)} or set max_model_len to {runner.num_blocks * size}"
     return Check("KV layout", False, f"{detail}: {hint}")
+
+
+def _tensor_parallel(model: str, ranks: int) -> Check:
+    """Whether every rank gets whole heads. The weights are loaded in one process here, and not cut."""
+    try:
+        check_heads(model, loading.load_config(model), ranks)
+    except GammarayError as error:
+        return Check("tensor parallel", False, error.message)
+    return Check(
+        "tensor parallel", True, f"{ranks} ranks get whole heads each; `serve` checks the cut itself"
+    )
 
 
 def on_off(engine: Engine, drafter: str, prompts: list[tuple[int, ...]]) -> Check:

@@ -162,3 +162,10 @@ def test_a_pool_that_does_not_fit_into_memory_is_a_config_error(folder: Path) ->
 def test_a_folder_that_is_not_there_is_called_so() -> None:
     with pytest.raises(ConfigError, match="no such file or folder: /no/such/model"):
         load_runner("/no/such/model")
+
+
+@pytest.mark.parametrize(("ranks", "ok"), [(2, True), (3, False)])
+def test_the_check_knows_which_tensor_parallel_sizes_fit(folder: Path, ranks: int, ok: bool) -> None:
+    checks = {check.name: check for check in validate(config(folder, tensor_parallel=ranks))}
+    assert checks["tensor parallel"].ok == ok
+    assert ok or "tensor_parallel 3 does not divide" in checks["tensor parallel"].detail
