@@ -1,7 +1,7 @@
 """The chain check behind `gammaray validate`: from the checkpoint to the scheduler, link by link.
 
-checkpoint -> paged attention -> tensor parallel -> KV layout -> drafter -> vocabulary -> verifier -> scheduler
--> on/off run
+checkpoint -> paged attention -> tensor parallel -> KV layout -> drafter -> vocabulary -> verifier
+-> scheduler -> on/off run
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from gammaray.errors import GammarayError
 SIZE = struct.Struct("<I")
 MOST_BYTES = 64 * 2**20  # of a frame; the tokens of 32 prompts of 128k are 16 MiB
 MOST_UNSENT = 64 * 2**20  # bytes for a peer that does not read
+GREETING_BYTES = 4096  # the most that a stranger may send
 PIECE = 2**18
 
 
@@ -48,12 +49,19 @@ class Channel(Protocol):
 class SocketChannel:
     """Never waits on `send`: what the peer does not take yet is kept, up to a limit."""
 
-    def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        clock: Callable[[], float] = time.perf_counter,
+        most_bytes: int = MOST_BYTES,
+        most_unsent: int = MOST_UNSENT,
+    ) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are small and awaited
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._sock, self._clock = sock, clock
+        self.most_bytes, self._most_unsent = most_bytes, most_unsent
         self._poll = select.poll()
         self._read, self._unsent = bytearray(), bytearray()
 
@@ -67,7 +75,7 @@ class SocketChannel:
     def send(self, frame: bytes) -> None:
         self._unsent += SIZE.pack(len(frame)) + frame
         self.flush()
-        if len(self._unsent) > MOST_UNSENT:
+        if len(self._unsent) > self._most_unsent:
             raise ChannelLost("the other end of a draft link does not read")
 
     def flush(self) -> None:
@@ -91,6 +99,11 @@ class SocketChannel:
                 self._fill()
         return frame
 
+    def take(self) -> list[bytes]:
+        """The frames that are complete with what comes in one read: nobody can keep it busy."""
+        self._fill()
+        return list(iter(self._frame, None))
+
     def close(self) -> None:
         self._sock.close()
 
@@ -109,7 +122,7 @@ class SocketChannel:
         if len(self._read) < SIZE.size:
             return None
         (size,) = SIZE.unpack_from(self._read)
-        if size > MOST_BYTES:
+        if size > self.most_bytes:
             raise ChannelLost("the other end of a draft link sends no frames")
         if len(self._read) < SIZE.size + size:
             return None

@@ -52,6 +52,7 @@ class Limits:
 
 
 LIMITS = Limits()
+MOST_FRAMES = 64  # taken in at once; a worker sends one for each that it got
 
 
 class Link:
@@ -75,6 +76,7 @@ class Link:
         self._channel: Channel | None = None
         self._number = 0
         self._waiting: tuple[int, float] | None = None  # number and time of what was not answered yet
+        self._arrived: tuple[int, Trees] | None = None  # the last answer, perhaps taken in by `keep`
         self._heard = self._retry_at = self._rest_until = 0.0
         self._failed = self._late_in_row = 0
         self._trips: deque[float] = deque(maxlen=64)
@@ -87,6 +89,11 @@ class Link:
         return self._channel is not None
 
     @property
+    def resting(self) -> bool:
+        """Its answers were late too often: it is left alone for a while."""
+        return self._clock() < self._rest_until
+
+    @property
     def patience_s(self) -> float:
         """How long an answer is waited for."""
         limits = self._limits
@@ -96,7 +103,7 @@ class Link:
     def ready(self) -> bool:
         """Whether it may be asked now. Takes in what came late."""
         self._absorb(self._clock())
-        return self.up and self._waiting is None and self._clock() >= self._rest_until
+        return self.up and self._waiting is None and not self.resting
 
     def ask(self, updates: Sequence[Update], asked: Sequence[Asked]) -> int | None:
         """The number of the answer to wait for; None when the worker is lost."""
@@ -108,19 +115,20 @@ class Link:
 
     def answer(self, number: int, deadline: float) -> Trees | None:
         """None: late or lost. `deadline` is on the clock."""
-        if self._waiting is None or self._waiting[0] != number:
-            return None
-        until = min(deadline, self._waiting[1] + self.patience_s)
-        found = self._absorb(until, number)
-        if found is None and self.up:
-            self.late += 1
-            self._late_in_row += 1
-            if self._late_in_row >= self._limits.late_rounds:
-                doubled = self._limits.rest_s * 2 ** min(16, self._late_in_row - self._limits.late_rounds)
-                self._rest_until = self._clock() + min(self._limits.longest_rest_s, doubled)
-        elif found is not None:
+        found = None
+        if self._waiting is not None and self._waiting[0] == number:
+            self._absorb(min(deadline, self._waiting[1] + self.patience_s), number)
+        if self._arrived is not None and self._arrived[0] == number:
+            found, self._arrived = self._arrived[1], None
+        if found is not None:
             self._late_in_row = 0
-        return found
+            return found
+        self.late += self.up
+        self._late_in_row += 1
+        if self._late_in_row >= self._limits.late_rounds:
+            doubled = self._limits.rest_s * 2 ** min(16, self._late_in_row - self._limits.late_rounds)
+            self._rest_until = self._clock() + min(self._limits.longest_rest_s, doubled)
+        return None
 
     def drop(self, reason: str) -> None:
         """The connection is over; `keep` opens another."""
@@ -128,7 +136,7 @@ class Link:
             return
         with suppress(OSError):
             self._channel.close()
-        self._channel, self._waiting = None, None
+        self._channel, self._waiting, self._arrived = None, None, None
         self.generation += 1
         self._retry_at = self._clock() + self._limits.retry_s
         if not self.closed:
@@ -185,7 +193,7 @@ class Link:
             if self.closed:  # meanwhile
                 channel.close()
                 return
-            self._failed, self._heard = 0, self._clock()
+            self._heard = self._clock()
             self._trips.clear()
             self._channel = channel
 
@@ -204,33 +212,36 @@ class Link:
             self.drop(str(error))
         return self.up
 
-    def _absorb(self, until: float, number: int | None = None) -> Trees | None:
-        """Takes in every frame that is there; waits until `until` for the answer `number`, and returns it."""
+    def _absorb(self, until: float, number: int | None = None) -> None:
+        """Takes in every frame that is there; waits until `until` for the answer `number`."""
         try:
-            while self._channel is not None:
-                if (frame := self._channel.receive(until)) is None:
-                    return None
-                found = self._take(Reader(frame))
-                if found is not None and found[0] == number:
-                    return found[1]
+            for _ in range(MOST_FRAMES):
+                if self._channel is None or (frame := self._channel.receive(until)) is None:
+                    return
+                self._take(Reader(frame))
+                if self._arrived is not None and self._arrived[0] == number:
+                    return
+            raise ChannelLost("it sends what nobody asked for")
         except (ChannelLost, MalformedFrame) as error:
             self.drop(str(error))
-        return None
 
-    def _take(self, reader: Reader) -> tuple[int, Trees] | None:
+    def _take(self, reader: Reader) -> None:
         """Answers to what is not waited for, twice or of another generation, only count as a sign of life."""
         self._heard = self._clock()
         if self._waiting is None or (reader.generation, reader.number) != (self.generation, self._waiting[0]):
-            return None
+            return
         _, sent = self._waiting
         self._waiting = None
         if reader.kind is not Kind.TREES:
-            return None
+            return
         trees = read_trees(reader)
-        if trees.hits < len(trees.trees) or not trees.trees:
+        self._failed = 0
+        if self._late_in_row:
+            self._trips.clear()  # what is usual has changed
+        if trees.hits < len(trees.trees):
             self._trips.append(self._heard - sent)
+        self._arrived = reader.number, trees
         self._on_trees(trees)
-        return reader.number, trees
 
     def on_trees(self, listener: Callable[[Trees], None]) -> None:
         """Also hears of answers that came too late."""

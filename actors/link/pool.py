@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,9 @@ from gammaray.actors.link.frames import Hello
 from gammaray.actors.link.remote import RemoteDrafter
 from gammaray.engine.drafters.base import Drafter
 from gammaray.engine.drafters.switch import Switch
+from gammaray.engine.drafting import described
+
+log = logging.getLogger(__name__)
 
 KEEP_S = 0.05  # between two looks at a link
 MEMBERS_S = 1.0  # between two looks at who is in the pool
@@ -87,7 +91,8 @@ class PoolDrafter(Switch):
             sequences = load[id(entry[1])]
             return sequences // NEAR_FIRST, entry[0].distance, sequences
 
-        takes = [(m, worker) for m, worker in self._pool.values() if worker.link.up and not m.draining]
+        up = [(m, worker) for m, worker in self._pool.values() if worker.link.up and not m.draining]
+        takes = [(m, worker) for m, worker in up if not worker.link.resting] or up
         return min(takes, key=rank)[1] if takes else None
 
     def counts(self) -> Counts:
@@ -119,11 +124,17 @@ class PoolDrafter(Switch):
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            for worker in self.refresh():
+            try:
+                fresh = self.refresh()
+            except Exception as error:  # of whoever tells the members; the next time, perhaps
+                log.error("the members of a draft pool are not known (%s)\n%s", *described(error))
+                fresh = []
+            for worker in fresh:
                 threading.Thread(target=self._keep, args=(worker,), name="draft-link", daemon=True).start()
             self._closed.wait(MEMBERS_S)
 
     def _keep(self, worker: RemoteDrafter) -> None:
-        while not worker.link.closed:
+        while not self._closed.is_set() and not worker.link.closed:
             worker.keep()
             self._closed.wait(KEEP_S)
+        worker.link.close()

@@ -8,11 +8,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from gammaray.actors.link.channel import ChannelLost, SocketChannel
+from gammaray.actors.link.channel import GREETING_BYTES, MOST_BYTES, ChannelLost, SocketChannel
 from gammaray.actors.link.server import DraftServer, Framed
 
 UNSENT_S = 0.001  # between two attempts to hand on what a client does not take
 POLL_S = 0.1  # how often an idle worker looks whether it shall stop
+MOST_UNSENT = 8 * 2**20  # bytes of answers for a client that does not read
 SILENT_S = 30.0  # a client says something every second; one that does not is gone
 
 
@@ -38,6 +39,9 @@ class Serving:
         if frames:
             for client, frame in self._server.handle(frames):
                 self._send(client, frame) if frame else self._drop(client)
+            for client in {client for client, _ in frames} & self._clients.keys():
+                if self._server.knows(client):
+                    self._clients[client].most_bytes = MOST_BYTES
         elif ahead and self._server.wants_time():  # no client has left meanwhile
             self._server.draft_ahead()
         for client in [c for c, heard in self._heard.items() if self._clock() - heard > SILENT_S]:
@@ -62,20 +66,20 @@ class Serving:
         with suppress(OSError):
             sock, _ = self._listener.accept()
             client = next(self._numbers)
-            channel = self._clients[client] = SocketChannel(sock, self._clock)
+            channel = SocketChannel(sock, self._clock, GREETING_BYTES, MOST_UNSENT)
+            self._clients[client] = channel
             self._heard[client] = self._clock()
             self._selector.register(channel, selectors.EVENT_READ, client)
 
     def _read(self, client: int) -> list[Framed]:
-        frames = []
         try:
-            while (frame := self._clients[client].receive(self._clock())) is not None:
-                frames.append((client, frame))
-                self._heard[client] = self._clock()
+            frames = self._clients[client].take()
         except ChannelLost:
             self._drop(client)
             return []
-        return frames
+        if frames:
+            self._heard[client] = self._clock()
+        return [(client, frame) for frame in frames]
 
     def _send(self, client: int, frame: bytes | None = None) -> None:
         """None: only what was not taken before."""

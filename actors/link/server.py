@@ -6,7 +6,7 @@ import gc
 import hmac
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gammaray.actors.link.frames import (
@@ -27,9 +27,12 @@ from gammaray.actors.link.frames import (
 from gammaray.actors.link.rhythm import Rhythm
 from gammaray.engine.drafters.base import Anticipating, Drafter, DraftTree
 from gammaray.engine.drafting import described
+from gammaray.types import MAX_TREE_NODES
 
 log = logging.getLogger(__name__)
 
+MOST_TOKENS = 2**20  # of a change
+MOST_SEQUENCES = 2**14  # of all clients together
 DONE = object()
 
 Framed = tuple[int, bytes]  # client, frame
@@ -89,20 +92,20 @@ class DraftServer:
 
     def handle(self, frames: Iterable[Framed]) -> list[Framed]:
         """Answers to frames that came together. A client to be cut off gets an empty one, at the end."""
-        self._ahead = None
         began = self._clock()
         questions: list[Question] = []
         answers: list[Framed] = []
         for client, frame in frames:
             try:
                 reader = Reader(frame)
-                if reader.kind is Kind.DRAFT and client in self._clients:
-                    questions.append(Question(client, reader.generation, reader.number, *read_draft(reader)))
+                if reader.kind is Kind.DRAFT and self.knows(client):
+                    questions.append(self._question(client, reader))
                 else:
                     answers.append((client, self._greet(client, reader)))
             except (MalformedFrame, Refused) as reason:
                 answers += [(client, pack_text(Kind.REFUSED, 0, 0, str(reason))), (client, b"")]
         if questions:
+            self._ahead = None
             self._rhythm.asked(began)
             answers += self._answer(questions)
             self.stats.queued = len(questions) - 1
@@ -122,20 +125,41 @@ class DraftServer:
         try:
             if next(self._ahead, DONE) is DONE:
                 self._ahead = None
+                return
         except Exception as error:
             self._forget(error)
         self.stats.passes_ahead += 1
-        self._rhythm.passed(self._clock() - began)
+        self._rhythm.passed(began, self._clock())
+
+    def knows(self, client: int) -> bool:
+        """Whether it has said hello."""
+        return client in self._clients
 
     def leave(self, client: int) -> None:
         """Its connection is over: its sequences go."""
-        self._ahead = None
         self._clients.discard(client)
         for owner, handle in [key for key in self._lengths if key[0] == client]:
+            self._ahead = None
             self._release(owner, handle)
         self.stats.clients, self.stats.sequences = len(self._clients), len(self._lengths)
 
     # Questions ---------------------------------------------------------------------------------------
+
+    def _question(self, client: int, reader: Reader) -> Question:
+        """Raises Refused for what no replica asks."""
+        updates, asked = read_draft(reader)
+        for update in updates:
+            if len(update.tokens) > MOST_TOKENS or max(update.tokens, default=0) >= self._hello.vocab_size:
+                raise Refused("tokens that are none, or too many of them")
+        for view in (one.view for one in asked):
+            nodes = view.depth * view.width
+            if not 1 <= nodes <= MAX_TREE_NODES or not view.length:
+                raise Refused(
+                    f"a draft of depth {view.depth} and width {view.width} for {view.length} tokens"
+                )
+        if len(self._lengths) > MOST_SEQUENCES:
+            raise Refused("more sequences than a worker keeps")
+        return Question(client, reader.generation, reader.number, updates, asked)
 
     def _greet(self, client: int, reader: Reader) -> bytes:
         if reader.kind is Kind.HELLO:
@@ -158,24 +182,23 @@ class DraftServer:
             raise Refused(f"a vocabulary of {hello.vocab_size}, but its drafter has {own.vocab_size}")
 
     def _answer(self, questions: Sequence[Question]) -> list[Framed]:
+        self.stats.rounds += 1
         try:
             trees, hits = self._draft(questions)
+            return [(q.client, self._trees(q, trees, hits)) for q in questions]
         except Exception as error:
             self._forget(error)
-            trees, hits = {}, frozenset()
-        self.stats.rounds += 1
-        answers = []
-        for question in questions:
-            found, stale = {}, []
-            for one in question.asked:
-                if (tree := trees.get(question.rid(one.handle))) is not None:
-                    found[one.handle] = one.view.length, tree
-                elif self._lengths.get((question.client, one.handle)) != one.view.length:
-                    stale.append(one.handle)
-            own = sum(question.rid(one.handle) in hits for one in question.asked)
-            frame = pack_trees(question.generation, question.number, Trees(found, tuple(stale), own))
-            answers.append((question.client, frame))
-        return answers
+            return [(q.client, self._trees(q, {}, frozenset())) for q in questions]
+
+    def _trees(self, question: Question, trees: Mapping[str, DraftTree], hits: frozenset[str]) -> bytes:
+        found, stale = {}, []
+        for one in question.asked:
+            if (tree := trees.get(question.rid(one.handle))) is not None:
+                found[one.handle] = one.view.length, tree
+            elif self._lengths.get((question.client, one.handle)) != one.view.length:
+                stale.append(one.handle)
+        own = sum(question.rid(one.handle) in hits for one in question.asked)
+        return pack_trees(question.generation, question.number, Trees(found, tuple(stale), own))
 
     def _draft(self, questions: Sequence[Question]) -> tuple[dict[str, DraftTree], frozenset[str]]:
         """Drafts by rid, and those of them that had been made ahead."""

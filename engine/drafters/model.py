@@ -37,7 +37,8 @@ class _State:
     sent: int = 0  # leading nodes that were given out as a draft; 0: what is there was drafted ahead
     view: DraftView | None = None  # of the draft that was given out
     guesses: dict[int, list[int]] = field(default_factory=dict)  # what may follow a node, the likeliest first
-    outcomes: set[int] = field(default_factory=set)  # nodes below which a whole draft was made ahead
+    outcomes: set[int] = field(default_factory=set)  # nodes below which a draft was made ahead
+    ahead: _Growing | None = None  # what is being drafted ahead; None: not begun
 
 
 @dataclass(slots=True)
@@ -88,13 +89,13 @@ class ModelDrafter:
         May be dropped between passes, and must be before any other call.
         """
         out = [state for state in self._states.values() if state.sent]
-        growing = [tree for state in out if (tree := self._ahead(state, rows, len(out)))]
-        if not growing:
-            return
-        self._feed(growing)
-        yield
-        for tree in growing:
+        fresh = [tree for state in out if not state.ahead and (tree := self._ahead(state, rows, len(out)))]
+        if fresh:
+            self._feed(fresh)
+            yield
+        for tree in fresh:
             self._add_outcomes(tree, rows, len(out))
+        growing = [state.ahead for state in out if state.ahead]  # of others, what was interrupted
         while growing := [tree for tree in growing if tree.branches]:
             self._feed(growing)
             for tree in growing:
@@ -105,7 +106,7 @@ class ModelDrafter:
     def commit(self, rid: str, tokens: Sequence[int], features: Tensor | None = None) -> None:
         if (state := self._states.get(rid)) is None or not tokens:
             return
-        kept, path, ahead = self._outcome(state, tokens)
+        kept, path, growth = self._outcome(state, tokens)
         base = state.table.computed
         moved = [(base + node, base + at) for at, node in enumerate(kept) if node != at]
         if moved:
@@ -115,7 +116,7 @@ class ModelDrafter:
             )
         state.tokens.extend(tokens)
         self.cache.commit(state.table, state.tokens, base + path, len(kept) - path)
-        state.growth, state.sent = ahead, 0
+        state.growth, state.sent, state.ahead = growth, 0, None
 
     def catch_up(self, rid: str, tokens: Sequence[int], salt: bytes = b"") -> None:
         state = self._states.get(rid)
@@ -152,7 +153,7 @@ class ModelDrafter:
             return False
         if state.growth is None or state.sent or state.growth.width > view.width:
             # Nothing drafted ahead that fits: the root must be fed again, for its logits.
-            state.growth, state.sent = None, 0
+            state.growth, state.sent, state.ahead = None, 0, None
             state.table.computed = min(state.table.computed, view.length - 1)
         return self._grow(state, view.length + view.depth * view.width, ticket)
 
@@ -204,7 +205,7 @@ class ModelDrafter:
     def _give(self, tree: _Growing) -> DraftTree:
         state = tree.state
         state.growth, state.view, state.sent = tree.growth, tree.view, len(tree.growth.tokens)
-        state.guesses, state.outcomes = {}, set()
+        state.guesses, state.outcomes, state.ahead = {}, set(), None
         return tree.growth.tree(tree.sampled, tree.view.width)
 
     def _feed(self, growing: Iterable[_Growing]) -> None:
@@ -234,7 +235,7 @@ class ModelDrafter:
         view, growth = state.view, state.growth
         assert view is not None and growth is not None
         budget = self._budget(view, growth, rows, sequences)
-        nodes = state.sent + budget * (1 + view.depth * view.width)
+        nodes = len(growth.tokens) + budget * (1 + view.depth * view.width)
         longest = view.length + 2 * view.depth + 1
         if not budget or longest > self.runner.max_model_len:
             return None
@@ -248,6 +249,7 @@ class ModelDrafter:
 
     def _add_outcomes(self, tree: _Growing, rows: int, sequences: int) -> None:
         budget = self._budget(tree.view, tree.growth, rows, sequences)
+        tree.state.ahead = tree
         for node, rank in self.outcomes.choose(tuple(tree.growth.parents), budget):
             guesses = tree.state.guesses
             if node not in guesses:

@@ -11,12 +11,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rig import CLOSE, GAMMA, LANGUAGE, LEVEL_S, VERIFY_S, Rig, plainly, requests
+from support.rig import CLOSE, GAMMA, LANGUAGE, LEVEL_S, VERIFY_S, Rig, SimEngine, plainly, requests
 from support.simlink import Dialect, draft_worker, remote
 
+from gammaray.actors.link.frames import Kind, pack_text
+from gammaray.actors.link.server import ServerStats
 from gammaray.engine.drafters.base import DraftView
 from gammaray.engine.drafters.model import ModelDrafter
-from gammaray.engine.sim import SimClock
+from gammaray.engine.sim import SimClock, StepCost
 from gammaray.types import GenerateRequest, SamplingParams
 
 
@@ -173,6 +175,50 @@ def test_a_worker_that_is_always_too_slow_is_left_alone_for_longer_and_longer() 
     assert rig.clock() < 1.06 * plain
 
 
+def test_an_answer_taken_in_by_upkeep_is_not_lost() -> None:
+    worker, clock = draft_worker(CLOSE, LEVEL_S), SimClock()
+    drafter = remote(worker, clock)
+    drafter.catch_up("a", [1, 2, 3])
+    ticket = drafter.begin([DraftView("a", 3, GAMMA, 1, SamplingParams(temperature=0.0), 0)])
+    clock.advance(GAMMA * LEVEL_S)
+    drafter.keep()
+    assert len(drafter.collect(ticket, clock() + 1)["a"]) == GAMMA
+
+
+def test_a_worker_that_becomes_slower_but_is_in_time_is_used_on() -> None:
+    rig = Rig(draft_worker(CLOSE, LEVEL_S), overlap=False)
+    drafting(rig, requests(count=1, tokens=400))
+    drafter = rig.worker.server._drafter
+    assert isinstance(drafter, ModelDrafter)
+    drafter.runner.cost = StepCost(((1_000_000, 0.020),))  # type: ignore[attr-defined]  # 8 -> 80 ms
+    drafted = rig.drafter.drafts
+    for _ in range(30):
+        rig.step()
+    assert rig.drafter.drafts > drafted + 10
+    assert rig.drafter.link.late <= 3
+
+
+def test_a_worker_that_is_slow_and_then_sends_garbage_is_left_alone_too() -> None:
+    rig = Rig(draft_worker(CLOSE, LEVEL_S))
+    rig.driver.submit(requests(count=1, tokens=800))
+    rig.worker.faults.slow_s = 0.09
+    rig.worker.faults.spoil = lambda frame: [frame if frame[0] == Kind.WELCOME else b"?"]
+    rounds = 0.0
+    while not rig.engine.idle:
+        rounds += rig.step()
+        rig.drafter.keep()  # waits on a thread of its own, really
+    assert rounds < 1.08 * 800 * VERIFY_S
+
+
+def test_a_worker_that_floods_is_cut_off() -> None:
+    rig = Rig(draft_worker(CLOSE, LEVEL_S))
+    drafting(rig, requests(count=1, tokens=100))
+    pong = pack_text(Kind.PONG, 0, 0)
+    rig.worker.faults.spoil = lambda frame: [pong] * 10_000
+    assert sum(rig.step() for _ in range(3)) < 3 * VERIFY_S + 0.1
+    assert rig.drafter.link.losses == 1
+
+
 def test_released_sequences_leave_the_worker() -> None:
     rig = Rig(draft_worker(CLOSE, LEVEL_S))
     rig.driver.submit(requests(tokens=20))
@@ -204,7 +250,7 @@ def test_one_worker_serves_two_replicas_in_one_batch() -> None:
 
 # Drafting while the target verifies ------------------------------------------------------------------
 
-TOKENS = 150
+TOKENS = 100
 
 
 def rounds_per_second(
@@ -227,7 +273,7 @@ def test_overlapped_drafting_is_faster_where_it_hits() -> None:
     assert fast >= 1.3 * slow
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3, 1.0, 30.0])
+@pytest.mark.parametrize("noise", [0.02, 0.3, 30.0])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("width", [1, 3])
 def test_overlapped_drafting_is_never_slower(noise: float, temperature: float, width: int) -> None:
@@ -238,10 +284,53 @@ def test_overlapped_drafting_is_never_slower(noise: float, temperature: float, w
     assert fast >= 0.98 * slow
 
 
+def out_of_step(overlap: bool, count: int) -> tuple[float, ServerStats]:
+    """Two replicas of one worker, half a round apart: tokens a second of one, and the worker's counts."""
+    worker = draft_worker(CLOSE, 0.001)
+    sims = []
+    for offset in (0.0, 0.020):
+        clock = SimClock(offset)
+        sims.append(SimEngine(clock, remote(worker, clock)))
+        sims[-1].engine.runner.cost = StepCost(((100_000, 0.040),))  # type: ignore[attr-defined]
+        sims[-1].driver.submit(requests(count=count, tokens=100))
+    if not overlap:
+        worker.server.wants_time = lambda: False  # type: ignore[method-assign]
+    while busy := [sim for sim in sims if not sim.engine.idle]:
+        min(busy, key=lambda sim: sim.clock()).step()
+    assert sims[0].texts() == sims[1].texts() == plainly(requests(count=count, tokens=100))
+    return 100 * count / sims[0].clock(), worker.server.stats
+
+
+def test_two_replicas_out_of_step_both_find_their_drafts_ready() -> None:
+    fast, stats = out_of_step(overlap=True, count=4)
+    slow, _ = out_of_step(overlap=False, count=4)
+    assert stats.failures == 0
+    assert stats.hits > 0.7 * stats.drafts
+    assert fast > 1.03 * slow
+
+
+def test_one_slow_pass_does_not_end_drafting_ahead() -> None:
+    rig = Rig(draft_worker(Dialect(LANGUAGE, 0.02), LEVEL_S))
+    whole, rhythm = rig.worker.server.draft_ahead, rig.worker.server._rhythm
+
+    def once() -> None:  # the first pass takes long, as when a model warms up
+        rig.worker.server.draft_ahead = whole  # type: ignore[method-assign]
+        began = rig.worker.clock()
+        whole()
+        rhythm.passed(began, began + 0.15)
+        rhythm.passes.popleft()
+
+    rig.worker.server.draft_ahead = once  # type: ignore[method-assign]
+    rig.driver.submit(requests(count=1, tokens=600))
+    rig.finish()
+    stats = rig.worker.server.stats
+    assert stats.hits > 0.5 * stats.drafts
+
+
 # State -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     faults=st.lists(
         st.tuples(st.integers(1, 12), st.sampled_from(FAULTS), st.integers(1, 5)), min_size=1, max_size=4

@@ -20,10 +20,11 @@ from support.simlink import NAME, SECRET
 from support.tape import Letters
 
 from gammaray.actors.link.channel import Address, ChannelLost, SocketChannel, connect, listen
-from gammaray.actors.link.frames import Hello, Kind, Reader, pack_hello
+from gammaray.actors.link.frames import Asked, Change, Hello, Kind, Reader, Update, pack_draft, pack_hello
 from gammaray.actors.link.remote import RemoteDrafter
+from gammaray.engine.drafters.base import DraftView
 from gammaray.engine.engine import Engine, EngineOptions
-from gammaray.types import PLAIN
+from gammaray.types import PLAIN, SamplingParams
 
 Place = str | tuple[str, int]
 
@@ -149,6 +150,54 @@ def test_garbage_does_not_disturb_others(listening: str) -> None:
     assert texts(driver) == expected(30)
     assert drafter.drafts > 5
     drafter.link.close()
+
+
+def test_who_comes_and_goes_does_not_disturb_others(listening: str) -> None:
+    drafter = connected(remote(listening))
+    driver = Driver(engine(drafter))
+    driver.submit(requests(tokens=60))
+    while not driver.engine.idle:
+        driver.step()
+        for _ in range(5):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(listening)
+    assert texts(driver) == expected(60)
+    assert drafter.link.losses == 0 and drafter.drafts > 10
+    drafter.link.close()
+
+
+def ask(depth: int = 2, width: int = 1, tokens: tuple[int, ...] = (1, 2, 3)) -> bytes:
+    view = DraftView("", len(tokens), depth, width, SamplingParams(), 0)
+    return pack_draft(0, 1, [Update(Change.BEGIN, 1, 0, tokens)], [Asked(1, view)])
+
+
+@pytest.mark.parametrize(
+    "question",
+    [ask(depth=255), ask(depth=255, width=255), ask(depth=0), ask(tokens=(4_000_000_000,)), ask(tokens=())],
+    ids=["deep", "wide", "flat", "no token", "empty"],
+)
+def test_what_no_replica_asks_is_refused_and_disturbs_nobody(listening: str, question: bytes) -> None:
+    drafter = connected(remote(listening))
+    channel = connect(Address(listening, SECRET), 5)
+    channel.send(pack_hello(Hello(SECRET, VOCAB, NAME), 0))
+    assert channel.receive(time.perf_counter() + 10) is not None
+    channel.send(question)
+    frame = channel.receive(time.perf_counter() + 10)
+    assert frame is not None and Reader(frame).kind is Kind.REFUSED
+    driver = Driver(engine(drafter))
+    driver.submit(requests(tokens=20))
+    driver.finish()
+    assert drafter.link.losses == 0 and drafter.drafts > 2
+    drafter.link.close()
+    channel.close()
+
+
+def test_a_stranger_may_not_send_much(listening: str) -> None:
+    channel = connect(Address(listening, SECRET), 5)
+    channel.send(bytes(100_000))
+    with pytest.raises(ChannelLost):
+        channel.receive(time.perf_counter() + 10)
+    channel.close()
 
 
 def test_a_socket_of_this_user_only(tmp_path: Path) -> None:

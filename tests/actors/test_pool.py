@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from support.rig import CLOSE, LEVEL_S, VERIFY_S, SimEngine, plainly, requests
+from support.serving import eventually
 from support.simlink import SECRET, SimWorker, draft_worker, remote
 
+from gammaray.actors.link import pool as module
 from gammaray.actors.link.channel import Address
 from gammaray.actors.link.pool import NEAR_FIRST, Member, PoolDrafter
 from gammaray.actors.link.remote import RemoteDrafter
@@ -149,3 +151,29 @@ def test_a_tenant_never_uses_the_workers_of_another() -> None:
     assert shop.load("of the shop") == 1
     sim.finish()
     assert sim.texts() == plainly(batch)
+
+
+def test_members_that_are_not_known_for_a_while_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMBERS_S", 0.01)
+    asked: list[int] = []
+
+    def members() -> list[Member]:
+        asked.append(len(asked))
+        if len(asked) < 3:
+            raise OSError("no answer")
+        return []
+
+    drafter = PoolDrafter(members, lambda member: remote(draft_worker(CLOSE, LEVEL_S), SimClock()))
+    drafter.start()
+    eventually(lambda: len(asked) > 3)
+    drafter.close()
+
+
+def test_a_resting_worker_gets_no_new_sequence_beside_another() -> None:
+    pool = Pool(SimClock())
+    pool.add("tired")
+    pool.add("fresh", distance=1)
+    link = pool.drafter._pool[Address("tired", SECRET)][1].link
+    link._rest_until = pool.clock() + 10
+    running(pool, count=2)
+    assert [pool.load("tired"), pool.load("fresh")] == [0, 2]

@@ -21,7 +21,9 @@ class AheadDrafter(ModelDrafter):
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
         trees = super().collect(ticket, deadline)
-        for _ in islice(self.anticipate(), self.passes[self.rounds % len(self.passes)]):
-            pass
+        passes = self.passes[self.rounds % len(self.passes)]
+        for part in (passes // 2, passes - passes // 2):  # as when another replica's question comes between
+            for _ in islice(self.anticipate(), part):
+                pass
         self.rounds += 1
         return trees
