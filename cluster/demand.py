@@ -7,19 +7,22 @@ import math
 from gammaray.cluster.checkpoint import Checkpoint, read
 from gammaray.cluster.plans import Demand, DraftDemand, TargetDemand
 from gammaray.config import Config, ModelDrafter, Tenant
+from gammaray.errors import ConfigError
 
 LIGHT = {"ngram", "suffix", "lookahead", "layer_exit"}  # no pass of a model of their own
 KEPT = 64  # entries of a sampled draft token's truncated q, see math.md
 UNKNOWN_LENGTH = 8192  # tokens, when neither configuration nor checkpoint tells
+MOST_TOKENS = 2**63 - 1  # beyond it floats of bytes overflow sooner or later
 ID_BYTES, ENTRY_BYTES = 8, 8  # token and parent; token and probability
 Q_BYTES = 4  # float32
+MOST_SHARDS = 8  # as the configuration allows
 
 
 def demand(config: Config, sizes: bool = True) -> Demand:
     """Target, and one entry for each tenant that drafts.
 
     `sizes` False leaves checkpoints unread and all bytes 0: enough where nothing has a GPU. Raises
-    ConfigError when a checkpoint cannot be read.
+    ConfigError when a checkpoint cannot be read, or when its heads cannot be divided as asked.
     """
     known = {model: read(model) for model in _models(config)} if sizes else {}
     target = known.get(config.target.model, Checkpoint(0, max_length=UNKNOWN_LENGTH))
@@ -46,6 +49,8 @@ def _length(config: Config, target: Checkpoint) -> tuple[int, tuple[str, ...]]:
     if target.max_length is not None:
         return min(config.target.max_model_len or target.max_length, target.max_length), ()
     if config.target.max_model_len is not None:
+        if config.target.max_model_len > MOST_TOKENS:
+            raise ConfigError(f"target.max_model_len: expected at most {MOST_TOKENS} tokens")
         return config.target.max_model_len, ()
     note = f"the longest sequence is taken to have {UNKNOWN_LENGTH} tokens: set target.max_model_len"
     return UNKNOWN_LENGTH, (note,)
@@ -53,6 +58,7 @@ def _length(config: Config, target: Checkpoint) -> tuple[int, tuple[str, ...]]:
 
 def _target(config: Config, checkpoint: Checkpoint, tokens: int) -> TargetDemand:
     target, shards = config.target, config.target.tensor_parallel
+    _check_heads(checkpoint, target.model, shards)
     known = checkpoint.parameters > 0
     return TargetDemand(
         model=target.model,
@@ -63,6 +69,18 @@ def _target(config: Config, checkpoint: Checkpoint, tokens: int) -> TargetDemand
         feature_bytes=(checkpoint.hidden or 0) * 2,
         q_bytes=(checkpoint.vocabulary or 0) * Q_BYTES,
     )
+
+
+def _check_heads(checkpoint: Checkpoint, model: str, shards: int) -> None:
+    """As the engine does at load, engine/sharding.py."""
+    counts = [count for count in (checkpoint.heads, checkpoint.kv_heads) if count is not None]
+    if any(count % shards for count in counts):
+        every = range(1, MOST_SHARDS + 1)
+        fitting = [str(n) for n in every if not any(count % n for count in counts)]
+        raise ConfigError(
+            f"target.tensor_parallel: {shards} does not divide the {checkpoint.heads} attention heads and "
+            f"{checkpoint.kv_heads} key-value heads of {model}: use {' or '.join(fitting)}"
+        )
 
 
 def _draft(

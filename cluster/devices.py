@@ -55,16 +55,17 @@ def hardware(topologies: Sequence[Topology], min_version: float) -> Hardware:
     groups = [_linked(at, topology, 0.0) for topology in ordered]
     near = [_linked(at, topology, min_version) for topology in ordered]
     near.append(_across(at, ordered, min_version))
-    own = tuple(sum(masks.get(i, 0) for masks in groups) & _alike(devices, i) for i in range(len(devices)))
+    own = tuple(_alike(devices, i, sum(masks.get(i, 0) for masks in groups)) for i in range(len(devices)))
     close = tuple(sum(masks.get(i, 0) for masks in near) for i in range(len(devices)))
+    nodes = {node: mask(i for i, device in enumerate(devices) if device.node == node) for node in names}
     return Hardware(
         ordered,
         devices,
         own,
         close,
         tuple(island for topology in ordered for island in _islands(devices, at, topology)),
-        tuple(_twins(devices, own, close, i) for i in range(len(devices))),
-        {node: mask(i for i, device in enumerate(devices) if device.node == node) for node in names},
+        tuple(_twins(devices, own, close, nodes[device.node], i) for i, device in enumerate(devices)),
+        nodes,
         _shapes(names, devices, own, close),
     )
 
@@ -132,9 +133,9 @@ def _linked(at: dict[tuple[str, int], int], topology: Topology, min_version: flo
     return found
 
 
-def _alike(devices: Sequence[Device], i: int) -> int:
+def _alike(devices: Sequence[Device], i: int, partners: int) -> int:
     """Shards of a target get one share of each GPU's memory."""
-    return mask(j for j, device in enumerate(devices) if device.memory == devices[i].memory)
+    return mask(j for j in bits(partners) if devices[j].memory == devices[i].memory)
 
 
 def _across(
@@ -161,13 +162,13 @@ def _islands(devices: Sequence[Device], at: dict[tuple[str, int], int], topology
     yield from (1 << i for i, device in enumerate(devices) if device.part and device.node == topology.node)
 
 
-def _twins(devices: Sequence[Device], groups: Sequence[int], near: Sequence[int], i: int) -> int:
+def _twins(devices: Sequence[Device], groups: Sequence[int], near: Sequence[int], node: int, i: int) -> int:
     def alike(j: int) -> bool:
-        pair, same = 1 << i | 1 << j, (devices[i].node, devices[i].memory)
+        pair = 1 << i | 1 << j
         links = ((masks[i] | pair) == (masks[j] | pair) for masks in (groups, near))
-        return (devices[j].node, devices[j].memory) == same and all(links)
+        return devices[j].memory == devices[i].memory and all(links)
 
-    return mask(j for j in range(i) if alike(j))
+    return mask(j for j in bits(node & (1 << i) - 1) if alike(j))
 
 
 def _shapes(

@@ -15,6 +15,9 @@ from gammaray.errors import ConfigError
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+LONGEST = 2**24  # bytes of a string; chat templates, the longest, have some thousands
+WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+BROKEN = (OSError, struct.error, *WRONG)  # whatever reading a file that is not as it should be may raise
 Value = int | float | bool | str | None
 
 
@@ -23,7 +26,7 @@ def read_header(path: Path) -> tuple[dict[str, Value], int]:
     try:
         with path.open("rb") as file:
             return _header(file)
-    except (OSError, struct.error, UnicodeDecodeError, KeyError, ValueError) as error:
+    except BROKEN as error:
         raise ConfigError(f"cannot read {path}, is it a GGUF file of version 2 or 3? ({error})") from None
 
 
@@ -62,7 +65,10 @@ def _value(file: BinaryIO, kind: int) -> Value:
 
 
 def _string(file: BinaryIO) -> str:
-    return file.read(int(_one(file, "Q"))).decode()
+    length = int(_one(file, "Q"))
+    if length > LONGEST:
+        raise ValueError(f"a string of {length} bytes")
+    return file.read(length).decode()
 
 
 def _one(file: BinaryIO, form: str) -> int | float | bool:

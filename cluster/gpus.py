@@ -84,5 +84,5 @@ def _has(name: str, words: str) -> bool:
 
 def _size(name: str) -> int | None:
     """Bytes of '80GB' in a name, rounded down to what the driver leaves of it."""
-    found = re.search(r"(?<![\w.])(\d+) ?GB?(?!\w)", name, re.IGNORECASE)
+    found = re.search(r"(?<![\w.])(\d{1,5}) ?GB?(?!\w)", name, re.IGNORECASE)
     return int(int(found[1]) * SHARE * 1024) * MIB if found else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from gammaray.cluster import saved, smi
 from gammaray.cluster.gpus import lookup, named
 from gammaray.cluster.topology import Gpu, Join, PcieClass, Topology
 from gammaray.errors import ConfigError
+from gammaray.validation import shorten
 
 UNNAMED = "unknown GPU"
 CELLS: dict[str, PcieClass] = {cell: cell for cell in get_args(PcieClass)} | {
@@ -40,20 +42,28 @@ def read(path: Path, gpu_name: str | None = None) -> list[Topology]:
 
 
 def read_all(paths: Iterable[Path], gpu_name: str | None = None) -> list[Topology]:
-    """The nodes of several files. A name that comes again gets a number: the same file twice is two nodes."""
-    nodes: dict[str, Topology] = {}
-    for path in paths:
-        for data in _entries(path):
-            own = data.get("node") if isinstance(data, dict) else None
-            name = _fresh(own if isinstance(own, str) and own else path.stem, nodes)
-            nodes[name] = _topology(data, name, gpu_name, str(path))
-    return list(nodes.values())
+    """The nodes of several files. A name that comes again gets a number: the same file twice is two nodes.
+
+    Names that files give come first, then by path, so that the order of `paths` changes no name.
+    """
+    entries = [(path, data) for path in paths for data in _entries(path)]
+    names: dict[int, str] = {}
+    for i in sorted(range(len(entries)), key=lambda i: (not _name(entries[i][1]), entries[i][0])):
+        path, data = entries[i]
+        names[i] = _fresh(_name(data) or path.stem, names.values())
+    return [_topology(data, names[i], gpu_name, str(path)) for i, (path, data) in enumerate(entries)]
+
+
+def _name(data: object) -> str:
+    """Of a node, as the file has it; '': none."""
+    own = data.get("node") if isinstance(data, dict) else None
+    return own if isinstance(own, str) else ""
 
 
 def _entries(path: Path) -> list[Any]:
     """One of the file's nodes each: a Matrix, or anything that JSON can hold."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = _decoded(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read topology '{path}': {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -71,6 +81,12 @@ def _entries(path: Path) -> list[Any]:
     if not entries:
         raise ConfigError(f"{path}: holds no node; expected {FORMS}")
     return entries
+
+
+def _decoded(content: bytes) -> str:
+    """PowerShell writes what a command prints as UTF-16."""
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if wide else "utf-8-sig")
 
 
 def _fresh(name: str, taken: Iterable[str]) -> str:
@@ -100,12 +116,12 @@ def _from_json(data: dict[str, Any], source: str) -> Matrix:
     if not isinstance(cells, list) or not all(isinstance(row, list) for row in cells):
         raise ConfigError(f"{source}: matrix: expected a list of rows")
     if not isinstance(name, str):
-        raise ConfigError(f"{source}: gpu_name: expected a text (got {name!r})")
+        raise ConfigError(f"{source}: gpu_name: expected a text (got {shorten(repr(name))})")
     numa = [None] * len(cells) if numa is None else numa
     if not isinstance(numa, list) or not all(node is None or type(node) is int for node in numa):
         raise ConfigError(f"{source}: numa: expected a list of numbers")
     if len(numa) != len(cells):
-        raise ConfigError(f"{source}: numa: expected one number for each of {len(cells)} rows")
+        raise ConfigError(f"{source}: numa: expected one number for each row, {len(cells)} in all")
     return Matrix(cells, list(range(len(cells))), numa, name)
 
 
@@ -125,9 +141,8 @@ def _joins(matrix: Matrix, source: str) -> dict[tuple[int, int], Join]:
     joins: dict[tuple[int, int], Join] = {}
     for i, row in enumerate(matrix.cells):
         if len(row) != len(matrix.cells):
-            raise ConfigError(
-                f"{source}: row {i} has {len(row)} cells, but there are {len(matrix.cells)} rows"
-            )
+            expected = f"as many cells as rows, {len(matrix.cells)}"
+            raise ConfigError(f"{source}: row {i}: expected {expected} (got {len(row)})")
         for j, cell in enumerate(row):
             pair = matrix.indices[i], matrix.indices[j]
             where = f"{source}: row GPU{pair[0]}, column GPU{pair[1]}"
@@ -135,7 +150,7 @@ def _joins(matrix: Matrix, source: str) -> dict[tuple[int, int], Join]:
             if j > i:
                 joins[pair] = join
             elif j < i and joins[pair[::-1]] != join:
-                raise ConfigError(f"{where}: {cell!r}, but the other way round {matrix.cells[j][i]!r}")
+                raise ConfigError(f"{where}: {cell!r}, but {matrix.cells[j][i]!r} the other way round")
     return joins
 
 
@@ -146,4 +161,4 @@ def _join(cell: object, diagonal: bool, where: str) -> Join:
         if links := re.fullmatch(r"NV([1-9]\d{0,2})", cell):
             return Join(nvlinks=int(links[1]))
     expected = "X" if diagonal else f"NV and a number, or one of {', '.join(CELLS)}"
-    raise ConfigError(f"{where}: expected {expected} (got {cell!r})")
+    raise ConfigError(f"{where}: expected {expected} (got {shorten(repr(cell))})")

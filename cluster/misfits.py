@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from gammaray.cluster.devices import USABLE, Hardware, bits, cliques, mask
-from gammaray.cluster.plans import Demand, DraftDemand, Unplaced
+from gammaray.cluster.plans import Demand, DraftDemand, TargetDemand, Unplaced
 from gammaray.cluster.reasons import Reasons, name, size
 from gammaray.cluster.state import Draft
+from gammaray.cluster.topology import count
 
 
 def replica(hw: Hardware, demand: Demand, number: int, placed: int) -> Unplaced:
     """A replica of the target, of which `placed` others have a place."""
     target, what = demand.target, f"target {demand.target.model} replica {number}"
     group = target.tensor_parallel
-    capable = mask(i for i, device in enumerate(hw.devices) if device.room >= target.need)
-    if not capable:
+    if not any(device.room >= target.need for device in hw.devices):
         return Unplaced(what, _too_large(hw, demand), _memory(demand))
-    largest = next(k for k in range(group, 0, -1) if any(cliques(hw, capable, k)))
-    if largest < group:
+    if not _found(hw, target.need, group):
         reason = f"no {group} GPUs that hold a share of {size(target.need)} each are linked all to all"
-        needs = f"a node with {group} GPUs linked all to all by NVLink; the largest group here has {largest}"
-        return Unplaced(what, reason, f"{needs}; or target.tensor_parallel: {largest}{_unknown(hw)}")
+        needs = f"a node with {group} such GPUs linked all to all by NVLink"
+        return Unplaced(what, reason, f"{needs}{_fewer(hw, target)}{_unknown(hw)}")
     whole = "GPU" if group == 1 else f"group of {group} GPUs linked all to all"
-    reason = f"every {whole} that holds {size(target.need)} is taken: {placed} replicas have a place"
+    reason = f"every {whole} that holds {size(target.need)} is taken, by {count(placed, 'replica')}"
     return Unplaced(what, reason, f"one more {whole}, or target.replicas: {placed}")
+
+
+def _found(hw: Hardware, need: float, group: int) -> bool:
+    capable = mask(i for i, device in enumerate(hw.devices) if device.room >= need)
+    return any(cliques(hw, capable, group))
+
+
+def _fewer(hw: Hardware, target: TargetDemand) -> str:
+    """A smaller group that could hold the target here. A divisor divides the model's heads, too."""
+    group = target.tensor_parallel
+    smaller = [k for k in range(1, group) if group % k == 0 and _found(hw, target.need * group / k, k)]
+    return f", or target.tensor_parallel: {smaller[-1]}" if smaller else ""
 
 
 def draft(reasons: Reasons, missing: Draft) -> Unplaced:
@@ -37,11 +48,14 @@ def draft(reasons: Reasons, missing: Draft) -> Unplaced:
     )
     smaller = "a smaller drafter, or a lower target.max_model_len"
     if wanted.wish == "same-gpu":
-        return Unplaced(_worker(wanted, missing.worker), reason, f"a larger GPU, {smaller}")
+        whole = size((hw.devices[lead].room - state.room[lead] + wanted.need) / USABLE)
+        larger = f"a GPU of at least {whole} for all of them"
+        return Unplaced(_worker(wanted, missing.worker), reason, f"{larger}, {smaller}")
     if wanted.wish == "split":
         room = max((state.room[i] for i in bits(~state.taken & (1 << len(state.room)) - 1)), default=0.0)
         reason = f"{reason}, and no other GPU more than {size(room)}"
-        return Unplaced(_worker(wanted, missing.worker), reason, f"one more GPU, {smaller}")
+        another = f"one more GPU, of at least {size(wanted.need / USABLE)}"
+        return Unplaced(_worker(wanted, missing.worker), reason, f"{another}, {smaller}")
     reason = f"{reason}, and {reasons.no_split(missing)}"
     link = f"a GPU with {size(wanted.need)} free that is linked directly to {host} by {asked}"
     return Unplaced(_worker(wanted, missing.worker), reason, f"{link}, {smaller}, or `placement: split`")

@@ -24,7 +24,10 @@ from gammaray.cluster.search import best
 from gammaray.cluster.shares import fractions
 from gammaray.cluster.sites import Sites, drafts_near
 from gammaray.cluster.state import Draft, Spot, State
-from gammaray.cluster.topology import Topology
+from gammaray.cluster.topology import Topology, count
+
+LEAST_STEPS = 500  # of the search, for a better answer than the first; of 5 ms in a cluster of 500 GPUs
+WORK = 50_000  # steps x GPUs: the fewer these are, the less a step takes
 
 __all__ = ["Demand", "DraftDemand", "Mode", "Placed", "Plan", "Role", "TargetDemand", "Unplaced", "plan"]
 
@@ -38,7 +41,8 @@ def plan(topologies: Sequence[Topology], demand: Demand) -> Plan:
     if not hw.devices:
         return cpus.plan(topologies, demand)
     sites = Sites(hw, demand)
-    state = _with_copies(sites, best(sites.items, sites.start(), sites.options))
+    steps = max(LEAST_STEPS, WORK // len(hw.devices))
+    state = _with_copies(sites, best(sites.items, sites.start(), sites.options, steps))
     state = _with_spares(sites, state)
     reasons = Reasons(hw, demand, state)
     notes = (*demand.notes, *_notes(reasons))
@@ -46,13 +50,12 @@ def plan(topologies: Sequence[Topology], demand: Demand) -> Plan:
 
 
 def _with_copies(sites: Sites, state: State) -> State:
-    """Replicas that no worker of a pool reaches get a copy of the drafter in their process, if it fits."""
-    replicas = len(state.sites)
-    workers = {(draft.demand, draft.worker): spot for draft, spot in state.spots}
+    """Replicas beyond a pool that no worker reaches get a copy in their process, if it fits."""
+    served = _served(sites.hw, sites.demand, state)
     for pool in sites.demand.drafts:
-        for replica in range(pool.workers, 0 if pool.light else replicas):
-            spot = workers.get((pool, replica % pool.workers))
-            if not _reaches(sites.hw, pool, spot, state.sites[replica][0]):
+        alone = pool.light or pool.wish == "split"
+        for replica in range(pool.workers, 0 if alone else len(state.sites)):
+            if (pool, replica) not in served:
                 state = sites.copy(Draft(replica, pool, replica), state) or state
     return state
 
@@ -67,17 +70,24 @@ def _with_spares(sites: Sites, state: State) -> State:
     return state
 
 
-def _reaches(hw: Hardware, pool: DraftDemand, spot: Spot | None, lead: int) -> bool:
-    """Whether a worker serves a replica that it was not placed for."""
-    if spot is None or spot.via == "same-process":
-        return False
-    return pool.wish == "split" or bool(hw.near[lead] >> spot.device & 1)
+def _served(hw: Hardware, demand: Demand, state: State) -> set[tuple[DraftDemand, int]]:
+    """Pools, and replicas beyond them that ask a worker of another replica."""
+    found = set()
+    workers = {(draft.demand, draft.worker): spot for draft, spot in state.spots}
+    for pool in demand.drafts:
+        for replica in range(pool.workers, len(state.sites)):
+            spot = workers.get((pool, replica % pool.workers))
+            near = hw.near[state.sites[replica][0]]
+            if spot and spot.via != "same-process" and (pool.wish == "split" or near >> spot.device & 1):
+                found.add((pool, replica))
+    return found
 
 
 def _placed(reasons: Reasons) -> Iterator[Placed]:
     """Each replica, then the drafts near it."""
     hw, demand, state = reasons.hw, reasons.demand, reasons.state
     shares, draft_shares = fractions(hw, demand, state)
+    served = {replica for _, replica in _served(hw, demand, state)}
     for replica, site in enumerate(state.sites):
         drafts = [
             _draft(reasons, draft, spot, share)
@@ -89,7 +99,7 @@ def _placed(reasons: Reasons) -> Iterator[Placed]:
             role="target",
             node=node,
             gpus=tuple(hw.devices[i].index for i in site),
-            mode=_mode(drafts),
+            mode="split" if replica in served else _mode(drafts),
             reason=reasons.target(replica),
             replica=replica,
             uuids=tuple(hw.devices[i].uuid for i in site),
@@ -104,8 +114,8 @@ def _placed(reasons: Reasons) -> Iterator[Placed]:
 
 
 def _mode(drafts: Sequence[Placed]) -> Mode:
-    """Of a target: how its drafters are attached."""
-    modes = {draft.mode for draft in drafts}
+    """Of a target: how the drafters near it are attached, without those that may come."""
+    modes = {draft.mode for draft in drafts if not draft.spare}
     return "split" if "split" in modes else "same-gpu" if modes else "in-process"
 
 
@@ -155,6 +165,6 @@ def _notes(reasons: Reasons) -> Iterator[str]:
         there = sum(draft.demand == pool for draft, spot in state.spots if spot.via != "same-process")
         if pool.workers <= there < pool.max_workers:
             who = f"pool of {pool.tenant} for {pool.drafter}"
-            yield f"{who}: room for {there} workers, of at most {pool.max_workers}"
+            yield f"{who}: room for {count(there, 'worker')}, of at most {pool.max_workers}"
     if any(spot.via != "same-process" for _, spot in state.spots):
         yield reasons.traffic()

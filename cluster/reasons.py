@@ -8,7 +8,7 @@ from functools import cache
 from gammaray.cluster.devices import Device, Hardware
 from gammaray.cluster.plans import Demand, DraftDemand
 from gammaray.cluster.state import Draft, Spot, State
-from gammaray.cluster.topology import why_not
+from gammaray.cluster.topology import count, why_not
 
 SOCKET_MS = 1  # added to a round by a socket between processes, measured on two CPU cores
 TRAFFIC = (
@@ -58,9 +58,8 @@ class Reasons:
         if near:
             targets = near & self.state.taken
             return (
-                f"none of the {near.bit_count()} GPUs linked directly to {name(lead)} can take it: "
-                f"{targets.bit_count()} of them hold a target, "
-                f"{(near & ~targets).bit_count()} have less than {size(draft.demand.need)} left"
+                f"no GPU linked directly to {name(lead)} can take it: {targets.bit_count()} with a target, "
+                f"{(near & ~targets).bit_count()} with less than {size(draft.demand.need)} left"
             )
         if lead.part:
             return f"GPU {lead.index} is split by MIG, whose parts have no peer access"
@@ -82,10 +81,10 @@ class Reasons:
             fabric = f"{name(lead)} of node {lead.node}"
             return f"{name(device)} of node {device.node} is in the NVLink fabric of {fabric}"
         topology = self.hw.topology(lead.node)
-        links = topology.join(lead.index, device.index).nvlinks
+        links = count(topology.join(lead.index, device.index).nvlinks, "NVLink")
         versions = [topology.gpu(gpu.index).nvlink_version for gpu in (lead, device)]
         version = min(version for version in versions if version is not None)
-        return f"{name(device)} is linked directly to {name(lead)} by {links} NVLinks of version {version:g}"
+        return f"{name(device)} is linked directly to {name(lead)} by {links} of version {version:g}"
 
     def _company(self, draft: Draft, spot: Spot) -> str:
         others = [

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from gammaray.cluster.saved import dump
-from gammaray.cluster.topology import Gpu, Pair, Topology, excluded, fabric_islands, islands
+from gammaray.cluster.topology import (
+    Gpu,
+    Pair,
+    Topology,
+    count,
+    excluded,
+    fabric_islands,
+    islands,
+    printable,
+)
 
 MOST_PAIRS = 8  # that are named for one reason
 
@@ -34,15 +43,15 @@ def _node(topology: Topology, min_version: float) -> dict[str, Any]:
 
 
 def as_text(topologies: Sequence[Topology], min_version: float) -> str:
-    blocks = ["\n".join(_lines(topology, min_version)) for topology in topologies]
+    blocks = ["\n".join(map(printable, _lines(topology, min_version))) for topology in topologies]
     for island in fabric_islands(topologies):
         members = ", ".join(f"{node}:{index}" for node, index in island)
-        blocks.append(f"one NVLink fabric across nodes: {members}")
+        blocks.append(printable(f"one NVLink fabric across nodes: {members}"))
     return "\n\n".join(blocks)
 
 
 def _lines(topology: Topology, min_version: float) -> list[str]:
-    lines = [f"node {topology.node}: {_count(len(topology.gpus))}", *_table(topology.gpus)]
+    lines = [f"node {topology.node}: {count(len(topology.gpus), 'GPU')}", *_table(topology.gpus)]
     if topology.gpus:
         found = "  ".join(f"[{' '.join(map(str, island))}]" for island in islands(topology, min_version))
         lines.append(f"islands at NVLink >= {min_version:g}: {found}")
@@ -89,7 +98,3 @@ def _pairs(pairs: Sequence[Pair], every: int) -> str:
 
 def _size(memory: int | None) -> str:
     return "? GiB" if memory is None else f"{memory / 2**30:.1f} GiB"
-
-
-def _count(gpus: int) -> str:
-    return "1 GPU" if gpus == 1 else f"{gpus or 'no'} GPUs"

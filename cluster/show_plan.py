@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gammaray.cluster.plans import Placed, Plan, Unplaced
+from gammaray.cluster.topology import printable
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -21,10 +22,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def as_text(plan: Plan) -> str:
     """Two lines for each process: where, and why."""
-    parts = [_lines(placed) for placed in plan.placements]
-    parts += [_missing(missing) for missing in plan.unplaced]
-    parts += [f"note: {note}" for note in plan.notes]
-    return "\n".join(parts)
+    lines = [line for placed in plan.placements for line in _lines(placed)]
+    lines += [line for missing in plan.unplaced for line in _missing(missing)]
+    lines += [f"note: {note}" for note in plan.notes]
+    return "\n".join(map(printable, lines))
 
 
 def _placed(placed: Placed) -> dict[str, Any]:
@@ -45,15 +46,15 @@ def _placed(placed: Placed) -> dict[str, Any]:
     }
 
 
-def _lines(placed: Placed) -> str:
+def _lines(placed: Placed) -> tuple[str, ...]:
     who = f"target replica {placed.replica}"
     if placed.role == "draft":
         who = f"  draft {placed.drafter} of {placed.tenant}, worker {placed.worker}"
     where = "CPU" if not placed.gpus else f"GPU {' '.join(map(str, placed.gpus))}"
     share = "" if placed.memory_fraction is None else f"  {placed.memory_fraction:.0%} of memory"
     head = f"{who:<44} {placed.node}  {where:<12} {placed.mode}{share}"
-    return f"{head}\n{' ' * 6}{placed.reason}"
+    return head, f"{' ' * 6}{placed.reason}"
 
 
-def _missing(missing: Unplaced) -> str:
-    return f"NOT PLACED: {missing.what}\n      {missing.reason}\n      needs {missing.needs}"
+def _missing(missing: Unplaced) -> tuple[str, ...]:
+    return f"NOT PLACED: {missing.what}", f"      {missing.reason}", f"      needs {missing.needs}"

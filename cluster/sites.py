@@ -101,7 +101,9 @@ class Sites:
         return missing <= 0 or self._groups_left(state.free(self._capable) & ~used) >= missing
 
     def _replica(self, state: State) -> Iterator[State]:
-        """Best fit: as many free GPUs linked to the lead as drafts want, in the smallest island and node."""
+        """Best fit: as many free GPUs linked to the lead as drafts want, else one with room beside other
+        drafts; in the smallest island and node.
+        """
         sites = sorted(self._groups(state), key=lambda site: self._rank(state, site))
         missing = self.replicas - len(state.sites) - 1
         for site in sites:
@@ -141,7 +143,10 @@ class Sites:
         room = sum(state.room[i] for i in site)
         sizes = ((free & island).bit_count(), island.bit_count(), (free & node).bit_count())
         others = (free & node & self._small(want.need)).bit_count()
-        return (-min(partners, want.gpus, fair), -min(others, want.forced, fair), *sizes, room, *site)
+        alone, forced = min(partners, want.gpus, fair), min(others, want.forced, fair)
+        held = self.hw.near[lead] & state.drafting & ~state.taken
+        shared = not alone and any(state.room[i] >= want.need for i in bits(held))
+        return (-alone, -shared, -forced, *sizes, room, *site)
 
     @property
     def _all(self) -> int:

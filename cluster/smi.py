@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 
 from gammaray.errors import ConfigError
+from gammaray.validation import shorten
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 GPU = re.compile(r"GPU(?:0|[1-9]\d{0,3})")
@@ -31,7 +32,8 @@ def parse(text: str, source: str, forms: str) -> tuple[list[list[str]], list[int
     columns = {name: place for place, name in enumerate(header) if GPU.fullmatch(name)}
     names = [row[0] for row in rows]
     if names != list(columns):
-        raise ConfigError(f"{source}: rows {' '.join(names)}, but columns {' '.join(columns)}")
+        found = shorten(" ".join(names)) or "none"
+        raise ConfigError(f"{source}: rows {found}, but columns {shorten(' '.join(columns))}")
     cells = [[_cell(row, name, columns[name], source) for name in names] for row in rows]
     return cells, [int(name[3:]) for name in names], [_numa(row, titles) for row in rows]
 

@@ -79,6 +79,16 @@ class Topology:
         return list(combinations(sorted(gpu.index for gpu in self.gpus), 2))
 
 
+def count(number: int, noun: str) -> str:
+    """'1 GPU', '2 GPUs'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: no line breaks, no escape codes, no lone surrogates."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
 def linked(topology: Topology, a: int, b: int, min_version: float) -> bool:
     """Whether a direct and healthy NVLink of a known version >= `min_version` joins GPUs a and b."""
     return _obstacle(topology, a, b, min_version) is None
@@ -143,7 +153,7 @@ def _obstacle(topology: Topology, a: int, b: int, min_version: float) -> str | N
     if reason := _of_gpus(first, second):
         return reason
     if join.fault:
-        return f"{_count(join.nvlinks)}, but {join.fault}" if join.nvlinks else join.fault
+        return f"{count(join.nvlinks, 'NVLink')}, but {join.fault}" if join.nvlinks else join.fault
     if join.nvlinks == 0:
         return _nothing(topology, first, second, join)
     return _of_version(first, second, join.nvlinks, min_version)
@@ -178,19 +188,15 @@ def _of_version(first: Gpu, second: Gpu, nvlinks: int, min_version: float) -> st
     for gpu in (first, second):
         if gpu.nvlink_version is None:
             unknown = f"the NVLink version of {gpu.name!r} is unknown: give --gpu-name"
-            return f"{_count(nvlinks)}, but {unknown}"
+            return f"{count(nvlinks, 'NVLink')}, but {unknown}"
     version = min(gpu.nvlink_version for gpu in (first, second) if gpu.nvlink_version is not None)
     if version >= min_version:
         return None
-    return f"{_count(nvlinks)}, but of version {version:g}, below {min_version:g}"
+    return f"{count(nvlinks, 'NVLink')}, but of version {version:g}, below {min_version:g}"
 
 
 def _together(found: Iterable[tuple[int, ...]], a: int, b: int) -> bool:
     return any(a in island and b in island for island in found)
-
-
-def _count(nvlinks: int) -> str:
-    return f"{nvlinks} NVLink" if nvlinks == 1 else f"{nvlinks} NVLinks"
 
 
 def _name(indices: Sequence[int]) -> str:

@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gammaray.cli", "plan", *arguments]
-    environment = {"HF_HUB_CACHE": str(folder / "none"), "PATH": ""}
+    environment = {"HF_HUB_CACHE": str(folder / "none"), "PATH": "", "PYTHONUTF8": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=folder, env=environment)
 
 
@@ -46,7 +46,7 @@ def test_json_has_the_shape_that_scripts_rely_on(files: Path) -> None:
     target, draft, light = data["placements"]
     assert set(target) == {
         "tenant", "role", "drafter", "node", "gpus", "mode", "reason",
-        "replica", "worker", "uuids", "memory_fraction",
+        "replica", "worker", "spare", "uuids", "memory_fraction",
     }  # fmt: skip
     assert (target["role"], target["tenant"], target["node"], target["gpus"]) == (
         "target",
@@ -109,6 +109,20 @@ def test_a_gpu_name_tells_the_version(files: Path) -> None:
     )
     draft = json.loads(named.stdout)["placements"][1]
     assert draft["mode"] == "same-gpu" and "version 3, below 4" in draft["reason"]
+
+
+def test_names_are_shown_in_one_line(files: Path) -> None:
+    """Line breaks, escape codes and lone surrogates: output is for terminals."""
+    name = "a\nb\x1b[31m\ud800"
+    whole = json.loads((files / "nvlink.json").read_text())
+    (files / "odd.json").write_text(json.dumps(whole | {"node": name, "gpu_name": f"H100 {name}"}))
+    done = plan(files, "config.yaml", "--topology", "odd.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}  GPU 0"
+        in done.stdout
+    )
+    assert "\x1b" not in done.stdout
 
 
 def test_nothing_heavy_is_imported(files: Path) -> None:

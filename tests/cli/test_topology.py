@@ -61,6 +61,16 @@ def test_text_says_why_in_few_lines(bridged: Path) -> None:
     assert len(lines) == 9
 
 
+def test_names_are_shown_in_one_line(tmp_path: Path) -> None:
+    name = "a\nb\x1b[31m\ud800"
+    (tmp_path / "odd.json").write_text(json.dumps({"node": name, "gpu_name": name, "matrix": [["X"]]}))
+    done = run("--from", tmp_path / "odd.json", env={**os.environ, "PYTHONUTF8": "1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = "\N{REPLACEMENT CHARACTER}".join(["a", "b", "[31m", ""])
+    first, second, *_ = done.stdout.splitlines()
+    assert first == f"node {shown}: 1 GPU" and shown in second
+
+
 def test_a_name_on_the_command_line(bridged: Path) -> None:
     data = json.loads(run("--from", bridged, "--gpu-name", "NVIDIA H100 NVL", "--json").stdout)
     assert data["islands"] == [[0, 1], [2], [3]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray:
 def test_a_folder_tells_its_sizes(tmp_path: Path) -> None:
     found = read(write(tmp_path, LLAMA, model={"a": zeros(10, 7), "b": zeros(5)}))
     assert found == Checkpoint(
-        75, layers=3, kv_heads=2, head_dim=8, hidden=64, vocabulary=100, max_length=512
+        75, layers=3, heads=8, kv_heads=2, head_dim=8, hidden=64, vocabulary=100, max_length=512
     )
     assert (found.weights("auto"), found.weights("float32")) == (150, 300)
     assert found.kv_per_token("auto") == 2 * 3 * 2 * 8 * 2
@@ -65,10 +67,9 @@ def test_spellings_of_the_same_cache(tmp_path: Path, config: dict[str, Any]) -> 
     assert (found.kv_per_token("float32"), found.max_length) == (2 * 3 * 2 * 8 * 4, 512)
 
 
-def test_shards_of_a_target_hold_one_kv_head_at_least() -> None:
+def test_shards_of_a_target_divide_the_kv_heads() -> None:
     found = Checkpoint(10, layers=3, kv_heads=2, head_dim=8)
-    whole = found.kv_per_token("auto")
-    assert [found.kv_per_token("auto", shards) for shards in (1, 2, 4)] == [whole, whole // 2, whole // 2]
+    assert found.kv_per_token("auto", 2) == found.kv_per_token("auto") // 2
 
 
 def test_an_index_names_the_files(tmp_path: Path) -> None:
@@ -84,6 +85,29 @@ def test_quantised_weights_stay_as_large_as_they_are(tmp_path: Path) -> None:
     packed = {**LLAMA, "quantization_config": {"quant_method": "gptq"}}
     found = read(write(tmp_path, packed, model={"a": zeros(100, dtype="int32")}))
     assert found.weights("bfloat16") == found.weights("float32") == 400
+    plain = read(write(tmp_path, {**LLAMA, "quantization_config": None}))
+    assert plain.weights("bfloat16") == 200
+
+
+def tiny_gguf(file: Path, parts: int = 0, tensors: bool = True) -> Path:
+    writer = gguf.GGUFWriter(file, "llama")
+    if parts:
+        writer.add_uint16("split.count", parts)
+    if tensors:
+        writer.add_tensor("output_norm.weight", zeros(32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_a_gguf_file_is_whole_and_has_weights(tmp_path: Path) -> None:
+    assert read(str(tiny_gguf(tmp_path / "whole.gguf", parts=1))).parameters == 32
+    with pytest.raises(ConfigError, match="one of 3 parts: merge them"):
+        read(str(tiny_gguf(tmp_path / "part-00001-of-00003.gguf", parts=3)))
+    with pytest.raises(ConfigError, match="has no tensors"):
+        read(str(tiny_gguf(tmp_path / "vocabulary.gguf", tensors=False)))
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
@@ -135,6 +159,7 @@ def test_aliases_are_the_engines() -> None:
         ("Qwen/Qwen2.5-1.5B", 1.5),
         ("Qwen/Qwen3-30B-A3B", 30),
         ("org-7b/name-2b", 2),
+        ("models/llama-8B/", 8),
         ("gpt2", None),
         ("name-4bit", None),
         ("phi-3.5-mini", None),
@@ -177,11 +202,19 @@ def test_an_id_is_read_from_the_local_cache_else_off_its_name(
     ("make", "says"),
     [
         (lambda folder: "gpt2", "download it first"),
+        (lambda folder: "model-0B", "download it first"),
+        (lambda folder: f"{'9' * 400}B", "cannot read the checkpoint"),
+        (lambda folder: "a" * 5000, "cannot read the checkpoint"),
         (lambda folder: "./nowhere", "no such file or folder"),
         (lambda folder: str(folder / "nowhere-7B.gguf"), "no such file or folder"),
         (lambda folder: str(folder), "cannot read the checkpoint"),
         (lambda folder: write(folder, LLAMA), "weights are not there"),
         (lambda folder: write(folder, {**LLAMA, "num_hidden_layers": "many"}), "cannot read the checkpoint"),
+        (lambda folder: write(folder, {**LLAMA, "num_hidden_layers": -5}), "ValueError: layers cannot be -5"),
+        (lambda folder: write(folder, {**LLAMA, "num_hidden_layers": math.inf}), "OverflowError"),
+        (lambda folder: write(folder, {**LLAMA, "max_position_embeddings": -1}), "max_length cannot be -1"),
+        (lambda folder: write(folder, {**LLAMA, "max_position_embeddings": 0}), "max_length cannot be 0"),
+        (lambda folder: write(folder, {**LLAMA, "max_position_embeddings": 10**400}), "max_length cannot"),
     ],
 )
 def test_what_cannot_be_read_says_what_to_do(
@@ -194,7 +227,64 @@ def test_what_cannot_be_read_says_what_to_do(
         read(make(folder))
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x09\x00\x00\x00" + bytes(16), b"nothing of it"])
+def test_a_configuration_nested_deeply(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="RecursionError"):
+        read(str(tmp_path))
+
+
+def header(data: object) -> bytes:
+    text = json.dumps(data).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def tensor(*shape: int, offsets: tuple[int, ...] = (0, 8)) -> dict[str, object]:
+    return {"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n", "Git LFS pointer"),
+        (b"\x10", "unpack"),
+        (struct.pack("<Q", 2**40) + b"{}", "not whole"),
+        (struct.pack("<Q", 2**63) + b"{}", "not whole"),
+        (struct.pack("<Q", 200_000) + b"[" * 200_000, "RecursionError"),
+        (header([]), "AttributeError"),
+        (header(tensor(4, offsets=(0,))), "IndexError"),
+        (header(tensor(10**400)), "ValueError: parameters cannot be 1000"),
+        (header({"a": {"shape": [math.inf], "data_offsets": [0, 8]}}), "OverflowError"),
+        (header(tensor(-5, 3)), "ValueError: parameters cannot be -15"),
+    ],
+)
+def test_broken_safetensors_are_a_config_error(tmp_path: Path, content: bytes, says: str) -> None:
+    folder = write(tmp_path, LLAMA)
+    (tmp_path / checkpoint.WEIGHTS).write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot read the checkpoint") as raised:
+        read(folder)
+    assert says in str(raised.value) and len(str(raised.value)) < 400
+
+
+def value(kind: int, *rest: bytes) -> bytes:
+    """A GGUF file with one key, whose value is of `kind`."""
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a"
+    return b"".join((start, struct.pack("<I", kind), *rest))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"GGUF",
+        b"GGUF\x09\x00\x00\x00" + bytes(16),
+        b"nothing of it",
+        *(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, length) for length in (2**36, 2**62, 2**63)),
+        value(9, struct.pack("<IQ", 9, 1) * 5000),
+        value(9, struct.pack("<IQ", 8, 2**60)),
+        value(9, struct.pack("<IQ", 12, 2**63)),
+        value(9, struct.pack("<IQQ", 8, 3, 2**64 - 1)),
+    ],
+)
 def test_a_broken_gguf_is_a_config_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "broken.gguf"
     file.write_bytes(content)
@@ -225,6 +315,26 @@ def config(folder: Path, **target: object) -> Any:
         },
         "test",
     )
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "shards", "fitting"),
+    [(8, 2, 4, "1 or 2"), (8, None, 3, "1 or 2 or 4 or 8"), (6, 2, 3, "1 or 2"), (10, 4, 4, "1 or 2")],
+)
+def test_a_size_that_the_engine_refuses_is_refused(
+    tmp_path: Path, heads: int, kv_heads: int | None, shards: int, fitting: str
+) -> None:
+    shape = {**LLAMA, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 8}
+    folder = write(tmp_path, shape, model={"a": zeros(1000)})
+    config = parse({"target": {"model": folder, "tensor_parallel": shards}}, "test")
+    with pytest.raises(ConfigError, match=rf"tensor_parallel: {shards} does not divide .*: use {fitting}$"):
+        demand(config)
+
+
+def test_sequences_longer_than_anything_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"target\.max_model_len"):
+        demand(parse({"target": {"model": "org/some-7B", "max_model_len": 10**400}}, "test"))
 
 
 def test_demand_of_a_configuration(tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ def test_far_ends_that_are_hidden_count_when_peer_access_works(library: Library)
         table[key] = 3 if key.startswith("end ") else "255"
     assert islands(library.probe(table), 4) == ((0, 1),)
     assert islands(library.probe(table | {"p2p 0 1": "5"}), 4) == ((0,), (1,))
+    (_, dead) = library.probe(table | {"fabric 1": fabric(state=1)}).gpus
+    assert "has not started" in (dead.fault or "")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -176,7 +176,8 @@ def test_a_draft_never_takes_the_gpu_of_a_target() -> None:
     made = plan([node("a", 2, all_pairs(2))], demand(DRAFT, replicas=2))
     assert [target.gpus for target in targets_of(made)] == [(0,), (1,)]
     draft = drafts_of(made)[0]
-    assert draft.mode == "same-gpu" and "hold a target" in draft.reason
+    assert draft.mode == "same-gpu"
+    assert "no GPU linked directly to GPU 0 can take it: 1 with a target, 0 with less" in draft.reason
 
 
 def test_replicas_beyond_the_pool_hold_a_copy_unless_a_worker_reaches_them() -> None:
@@ -184,6 +185,38 @@ def test_replicas_beyond_the_pool_hold_a_copy_unless_a_worker_reaches_them() -> 
     assert [(draft.replica, draft.worker) for draft in drafts_of(apart)] == [(0, 0), (1, 1)]
     linked_ = plan([node("a", 3, all_pairs(3))], demand(DRAFT, replicas=2))
     assert [(draft.replica, draft.mode) for draft in drafts_of(linked_)] == [(0, "split")]
+
+
+def test_a_forced_split_serves_replicas_beyond_its_pool_from_anywhere() -> None:
+    """It is never in the target's process, not even as a copy."""
+    wanted = replace(DRAFT, wish="split")
+    made = plan([node("a", 3)], demand(wanted, replicas=2))
+    assert [(draft.replica, draft.mode) for draft in drafts_of(made)] == [(0, "split")]
+    assert [target.mode for target in targets_of(made)] == ["split", "split"]
+    large = replace(wanted, weights=40 * GB)
+    made = plan([node("a", 2)], demand(large, replace(large, drafter="other"), replicas=2))
+    assert [(draft.drafter, draft.mode) for draft in drafts_of(made)] == [("small", "split")]
+    assert [missing.what for missing in made.unplaced] == ["draft other of tenant chat worker 0"]
+
+
+def test_a_replica_goes_where_it_reaches_drafts_that_are_there() -> None:
+    """Two workers share GPU 1; one of them, or the only one, is asked by the other replica."""
+    for workers in (1, 2):
+        made = plan(
+            [node("a", 3, all_pairs(3)), node("b", 1)], demand(replace(DRAFT, workers=workers), replicas=2)
+        )
+        assert [target.gpus for target in targets_of(made)] == [(0,), (2,)]
+        assert {target.mode for target in targets_of(made)} == {"split"}
+        assert [draft.gpus for draft in drafts_of(made)] == [(1,)] * workers
+
+
+def test_room_for_growth_is_no_split() -> None:
+    """Replica 1 has a copy, and beside it room for a worker."""
+    made = plan(
+        [node(name, 2, all_pairs(2)) for name in "ab"], demand(replace(DRAFT, max_workers=2), replicas=2)
+    )
+    assert [draft.spare for draft in drafts_of(made)] == [False, False, True]
+    assert [target.mode for target in targets_of(made)] == ["split", "same-gpu"]
 
 
 def test_one_process_holds_one_copy_of_a_drafter() -> None:
@@ -201,13 +234,14 @@ def test_light_drafters_live_in_each_target_process() -> None:
 
 
 def test_multi_node_nvlink_pairs_across_nodes() -> None:
-    def tray(name: str, uuid: str) -> Topology:
-        one = node(name, 1)
+    def tray(name: str, uuid: str, version: float = 4.0) -> Topology:
+        one = node(name, 1, version=version)
         return replace(one, gpus=(replace(one.gpus[0], clique=(uuid, 1)),))
 
     draft = only_draft(plan([tray("a", "x"), tray("b", "x")], demand(DRAFT)))
     assert (draft.mode, draft.node) == ("split", "b") and "fabric" in draft.reason
-    assert only_draft(plan([tray("a", "x"), tray("b", "y")], demand(DRAFT))).mode == "same-gpu"
+    for other in (tray("b", "y"), tray("b", "x", version=3.0)):
+        assert only_draft(plan([tray("a", "x"), other], demand(DRAFT))).mode == "same-gpu"
 
 
 def test_mig_parts_are_small_gpus_without_links() -> None:
@@ -244,7 +278,36 @@ def test_a_group_is_linked_all_to_all_in_a_hybrid_cube_mesh() -> None:
     made = plan([mesh], demand(parallel=4, replicas=2))
     assert [target.gpus for target in targets_of(made)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     (missing,) = plan([mesh], demand(parallel=8)).unplaced
-    assert "the largest group here has 4" in missing.needs and "tensor_parallel: 4" in missing.needs
+    assert "8 such GPUs linked all to all" in missing.needs and "tensor_parallel: 4" in missing.needs
+
+
+def of_memory(sizes: Sequence[int], links: Iterable[tuple[int, int]]) -> Topology:
+    """GPUs of so many GB."""
+    whole = node("a", len(sizes), links)
+    sized = (replace(gpu, memory=size * GB) for gpu, size in zip(whole.gpus, sizes, strict=True))
+    return replace(whole, gpus=tuple(sized))
+
+
+def test_a_group_has_gpus_of_equal_memory() -> None:
+    made = plan([of_memory([40, 80, 40, 80], all_pairs(4))], demand(parallel=2, replicas=2))
+    assert [target.gpus for target in targets_of(made)] == [(0, 2), (1, 3)]
+    (missing,) = plan([of_memory([40, 80], [(0, 1)])], demand(parallel=2)).unplaced
+    assert "no 2 GPUs" in missing.reason
+
+
+def test_shards_get_what_is_left_where_the_drafter_is() -> None:
+    """One share for both GPUs, and the first holds the drafter, too."""
+    made = plan([node("a", 2, all_pairs(2))], demand(replace(DRAFT, wish="same-gpu"), parallel=2, need=40))
+    (target,), draft = targets_of(made), only_draft(made)
+    assert target.gpus == (0, 1) and draft.gpus == (0,)
+    assert (target.memory_fraction or 0) + (draft.memory_fraction or 0) == pytest.approx(0.9)
+
+
+def test_a_worker_takes_the_smallest_gpu_that_does() -> None:
+    """GPU 0 is the target's, as the smallest that has three partners."""
+    made = plan([of_memory([24, 80, 24, 48], all_pairs(4))], demand(replace(DRAFT, weights=30 * GB)))
+    assert targets_of(made)[0].gpus == (0,)
+    assert only_draft(made).gpus == (3,)
 
 
 def test_the_first_pair_is_not_in_the_way_of_the_second() -> None:
@@ -259,6 +322,21 @@ def test_memory_decides_and_the_answer_tells_what_helps() -> None:
     assert "111.1 GB" in missing.needs and "tensor_parallel" in missing.needs and "dtype" in missing.needs
 
 
+def test_advice_is_given_only_where_it_helps() -> None:
+    apart = [node("a", 4)]
+    (missing,) = plan(apart, demand(need=30, parallel=4)).unplaced
+    assert "tensor_parallel" not in missing.needs  # 120 GB
+    (missing,) = plan(apart, demand(need=18, parallel=4)).unplaced
+    assert missing.needs.endswith("or target.tensor_parallel: 1")  # 72 GB
+    (missing,) = plan([node("a", 4, [(0, 1)])], demand(need=30, parallel=4)).unplaced
+    assert missing.needs.endswith("or target.tensor_parallel: 2")  # 60 GB each
+    (missing,) = plan([node("a", 2)], demand(replace(DRAFT, weights=80 * GB, wish="split"))).unplaced
+    assert "one more GPU, of at least 90.0 GB" in missing.needs
+    wanted = replace(DRAFT, weights=59 * GB, wish="same-gpu")
+    (missing,) = plan([node("a", 2)], demand(wanted, need=30)).unplaced
+    assert "a GPU of at least 100.0 GB for all of them" in missing.needs
+
+
 def test_replicas_that_find_no_gpu_are_counted_one_by_one() -> None:
     made = plan([node("a", 2)], demand(DRAFT, replicas=4))
     assert [missing.what for missing in made.unplaced] == [
@@ -266,6 +344,8 @@ def test_replicas_that_find_no_gpu_are_counted_one_by_one() -> None:
         "target target-8b replica 3",
     ]
     assert "target.replicas: 2" in made.unplaced[0].needs
+    one = plan([node("a", 1)], demand(replicas=2)).unplaced[0]
+    assert one.reason == "every GPU that holds 20.0 GB is taken, by 1 replica"
 
 
 def test_a_draft_too_large_to_share_needs_a_linked_gpu() -> None:
@@ -304,6 +384,11 @@ def test_without_gpus_all_compute_in_the_target_process(topologies: list[Topolog
     }
     near = [(draft.drafter, draft.replica) for draft in drafts_of(made)]
     assert sorted(near) == [("lookup", 0), ("lookup", 1), ("small", 0), ("small", 1)]
+
+
+def test_split_on_cpus_serves_all_replicas() -> None:
+    made = plan([], demand(replace(DRAFT, wish="split"), replicas=2))
+    assert [target.mode for target in targets_of(made)] == ["split", "split"]
 
 
 def test_split_on_cpus_is_a_process_on_the_same_node() -> None:
@@ -478,7 +563,42 @@ def test_a_draft_that_would_block_a_later_replica_is_seen_at_once() -> None:
         asked.append(item)
         return sites.options(item, state)
 
-    assert best(sites.items, sites.start(), options).placed == len(sites.items) == len(asked) == 16
+    assert best(sites.items, sites.start(), options, 1000).placed == len(sites.items) == len(asked) == 16
+
+
+SAME = replace(DRAFT, drafter="large", tenant="x", weights=50 * GB, wish="same-gpu", workers=3)
+TWO = [replace(DRAFT, tenant=tenant, workers=2) for tenant in ("chat", "code")]
+FORCED = replace(DRAFT, drafter="large", tenant="x", weights=GB, wish="split", workers=3)
+THREE = [replace(DRAFT, tenant=tenant, weights=30 * GB, workers=3) for tenant in ("chat", "code")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "need", "drafts"),
+    [([80], 10, (*TWO, SAME)), ([24, 80, 48, 24], 10, (*TWO, SAME)), ([48, 80], 14, (FORCED, *THREE))],
+)
+def test_a_wrong_first_choice_is_taken_back(
+    sizes: list[int], need: int, drafts: Sequence[DraftDemand]
+) -> None:
+    """The target must lead on the largest GPU, which looks no better than others."""
+    made = plan([of_memory(sizes, all_pairs(len(sizes)))], demand(*drafts, need=need))
+    assert made.unplaced == ()
+    assert targets_of(made)[0].gpus == (sizes.index(80),)
+
+
+def test_ways_with_fewer_departures_come_first() -> None:
+    """Items choose a digit each, 0 is preferred. A depth-first search would find 0011 first."""
+
+    @dataclass(frozen=True)
+    class Way:
+        digits: str = ""
+        placed: int = 0
+
+    def options(item: int, way: Way) -> Iterator[Way]:
+        for digits in (way.digits + digit for digit in "012"):
+            yield Way(digits, way.placed + (item < 3 or digits in ("0011", "0111", "2001")))
+
+    assert best(range(4), Way(), options, 1000).digits == "2001"
+    assert best(range(4), Way(), options, 5).digits == "0000"
 
 
 def test_draft_gpus_are_divided_fairly_among_many_replicas() -> None:

@@ -168,7 +168,8 @@ def test_fabrics_join_nodes_of_one_cluster_and_clique() -> None:
     assert fabric_islands([b, a, c]) == ((("a", 0), ("a", 1), ("b", 0)),)
     assert fabric_islands([a, c]) == ()
     assert fabric_islands([with_gpu(with_gpu(a, 0, fault="x"), 1, mig=(Mig("m", 1),)), b]) == ()
-    assert why_not(b, 0, 1, 4) == "different partitions of the NVLink fabric"
+    for cliques in ([("u", 1), ("u", 2)], [("u", 1), ("v", 1)]):
+        assert why_not(tray("b", cliques), 0, 1, 4) == "different partitions of the NVLink fabric"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +203,7 @@ def test_fabrics_join_nodes_of_one_cluster_and_clique() -> None:
         ("NVIDIA A10", None, 23028),
         ("Some H1000 24GB", None, 24084),
         ("Some GPU", None, None),
+        (f"H100 {'9' * 400}GB", 4, 81559),
     ],
 )
 def test_names(name: str, version: float | None, mebibytes: int | None) -> None:
