@@ -10,6 +10,9 @@ from torch import Tensor
 
 from gammaray.engine.drafters.base import DraftTree, DraftView
 from gammaray.engine.logits import draw_children, process
+from gammaray.types import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)  # draws without noise
 
 
 @dataclass(slots=True)
@@ -171,22 +174,21 @@ def _sample(growth: Growth, branch: Branch, view: DraftView, logits: Tensor) -> 
             growth.add(token, parent, q=(q_ids[row], q_probs[row]))
 
 
-def candidates(growth: Growth, node: int, view: DraftView, count: int) -> list[int]:
-    """Tokens that may follow `node` when none of its children does, the likeliest first.
+def candidates(nodes: Sequence[tuple[Growth, int, DraftView]], count: int) -> list[list[int]]:
+    """For each node, tokens that may follow it when none of its children does, the likeliest first.
 
     What a coupled target draws is the best of log p + G, so the noise G, which is known, is part of it.
     """
-    sampling = [view.sampling]
-    taken = {growth.tokens[child] for child in growth.children(node)}
-    logits = growth.row(node)[None]  # [1, V]
-    wanted = min(count + len(taken), logits.shape[1])
+    taken = [{growth.tokens[child] for child in growth.children(node)} for growth, node, _ in nodes]
+    logits = torch.stack([growth.row(node) for growth, node, _ in nodes])  # [N, V]
     tokens, _, _ = draw_children(
-        process(logits, sampling),
-        sampling,
-        sequences=[view.sequence],
-        positions=[view.length + growth.depth(node)],
-        width=wanted,
-        drawn="without_replacement" if view.coupled else "deterministic",
+        process(logits, [view.sampling for _, _, view in nodes]),
+        [view.sampling if view.coupled else GREEDY for _, _, view in nodes],
+        sequences=[view.sequence for _, _, view in nodes],
+        positions=[view.length + growth.depth(node) for growth, node, view in nodes],
+        width=min(count + max(map(len, taken)), logits.shape[1]),
+        drawn="without_replacement",
         coupled=True,
-    )
-    return [token for token in tokens[0].tolist() if token not in taken][:count]
+    )  # [N, w]
+    rows = zip(tokens.tolist(), taken, strict=True)
+    return [[token for token in row if token not in there][:count] for row, there in rows]

@@ -93,8 +93,7 @@ class ModelDrafter:
         if fresh:
             self._feed(fresh)
             yield
-        for tree in fresh:
-            self._add_outcomes(tree, rows, len(out))
+            self._add_outcomes(fresh, rows, len(out))
         growing = [state.ahead for state in out if state.ahead]  # of others, what was interrupted
         while growing := [tree for tree in growing if tree.branches]:
             self._feed(growing)
@@ -247,18 +246,23 @@ class ModelDrafter:
     def _budget(self, view: DraftView, growth: Growth, rows: int, sequences: int) -> int:
         return share_budget(rows, sequences, len(growth.tokens), view.depth * view.width, MAX_TREE_NODES)
 
-    def _add_outcomes(self, tree: _Growing, rows: int, sequences: int) -> None:
-        budget = self._budget(tree.view, tree.growth, rows, sequences)
-        tree.state.ahead = tree
-        for node, rank in self.outcomes.choose(tuple(tree.growth.parents), budget):
-            guesses = tree.state.guesses
-            if node not in guesses:
-                guesses[node] = candidates(tree.growth, node, tree.view, RANKS)
-            if rank < len(guesses[node]):
-                root = len(tree.growth.tokens)
-                tree.branches.append(Branch.at(root))
-                tree.state.outcomes.add(root)
-                tree.growth.add(guesses[node][rank], node)
+    def _add_outcomes(self, fresh: Sequence[_Growing], rows: int, sequences: int) -> None:
+        chosen = []
+        for tree in fresh:
+            budget = self._budget(tree.view, tree.growth, rows, sequences)
+            chosen.append((tree, self.outcomes.choose(tuple(tree.growth.parents), budget)))
+        ends = [(tree, end) for tree, outcomes in chosen for end in dict.fromkeys(n for n, _ in outcomes)]
+        guesses = candidates([(tree.growth, end, tree.view) for tree, end in ends], RANKS) if ends else []
+        for (tree, end), tokens in zip(ends, guesses, strict=True):
+            tree.state.guesses[end] = tokens
+        for tree, outcomes in chosen:
+            tree.state.ahead = tree
+            for node, rank in outcomes:
+                if rank < len(tokens := tree.state.guesses[node]):
+                    root = len(tree.growth.tokens)
+                    tree.branches.append(Branch.at(root))
+                    tree.state.outcomes.add(root)
+                    tree.growth.add(tokens[rank], node)
 
     def _outcome(self, state: _State, tokens: Sequence[int]) -> tuple[list[int], int, Growth | None]:
         """Nodes whose KV stays, how many of them are committed, and what was drafted behind all `tokens`."""
