@@ -10,7 +10,6 @@ is of no use, and a new generation of it must be made.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ from torch import Tensor
 from gammaray.engine.ranks import FOREVER_S, Group, Seat
 
 TARGET, WORKER = 0, 1  # ranks
-TOKENS, BATCH, TOP, HIDDEN = 64, 32, 64, 2048  # of the round trip that is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,42 +71,6 @@ class FeatureLink:
 
     def close(self) -> None:
         self._group.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Cargo:
-    """One round trip: what goes there, and what comes back."""
-
-    there: Tensor
-    back: Tensor
-
-
-def cargoes() -> dict[str, Cargo]:
-    """The round of 64 tokens x batch 32: ids there and ids with top-64 q back, or features of 2048 there."""
-    rounds = TOKENS * BATCH
-    ids, q = torch.zeros(rounds, dtype=torch.int64), torch.zeros(rounds, 1 + 2 * TOP, dtype=torch.int32)
-    features = torch.zeros(rounds, HIDDEN, dtype=torch.bfloat16)
-    return {"ids, q": Cargo(ids, q), "features": Cargo(features, ids)}  # q: id, then 64 ids and 64 float32
-
-
-def round_trip(seat: Seat, cargo: Cargo, repeats: int = 100) -> list[float]:
-    """Seconds of each round trip, seen by the target, while the other process is in `answer`."""
-    group = _group(seat)
-    took: list[float] = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        group.send(cargo.there, WORKER)
-        group.receive(cargo.back, WORKER)
-        took.append(time.perf_counter() - began)
-    return took
-
-
-def answer(seat: Seat, cargo: Cargo, repeats: int = 100) -> None:
-    """The draft worker's end of `round_trip`."""
-    group = _group(seat)
-    for _ in range(repeats):
-        group.receive(cargo.there, TARGET)
-        group.send(cargo.back, TARGET)
 
 
 def _group(seat: Seat) -> Group:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.two_ends import answering, deaf, endless, keep
+from support.two_ends import deaf, endless, keep
 from support.two_ranks import PROCESSES, start
 from tiny import tiny_llama
 
-from gammaray.actors.features import FeatureLink, Shape, cargoes, round_trip
+from gammaray.actors.features import FeatureLink, Shape
 from gammaray.engine.batch import Row
 from gammaray.engine.loading import load_runner
 from gammaray.engine.ranks import host
@@ -104,13 +104,3 @@ def test_a_killed_target_ends_the_workers_wait() -> None:
     target.kill()
     worker.join(1.0)
     assert worker.exitcode == 1
-
-
-@pytest.mark.parametrize("name", cargoes())
-def test_a_round_trip_is_timed(name: str) -> None:
-    seat = host(2)
-    worker = start(answering, seat.meeting, name, 5)
-    took = round_trip(seat, cargoes()[name], repeats=5)
-    assert len(took) == 5 and all(0 < seconds < 5 for seconds in took)
-    worker.join(5)
-    assert worker.exitcode == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gammaray.actors.features import FeatureLink, Shape, answer, cargoes
+from gammaray.actors.features import FeatureLink, Shape
 from gammaray.engine.ranks import Meeting, host, join
 
 
@@ -36,7 +36,3 @@ def endless(shape: Shape, told: Any) -> None:
     link = FeatureLink(seat, shape)
     while True:
         link.send(torch.zeros(1, shape.width, dtype=shape.dtype), [1])
-
-
-def answering(meeting: Meeting, name: str, repeats: int) -> None:
-    answer(join(meeting, 1), cargoes()[name], repeats)
