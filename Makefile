@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 ARGS ?=
 
-.PHONY: help install serve test lint bench clients fuzz chaos clean
+.PHONY: help install serve test lint bench clients fuzz chaos soak clean
 
 help:
 	@echo "make install   create $(VENV) with the pinned packages (the targets below do it on their own)"
@@ -18,6 +18,7 @@ help:
 	@echo "make clients   real OpenAI clients and AIPerf against a server of this checkout (ARGS=\"--only litellm\")"
 	@echo "make fuzz      schemathesis against a tiny server: over 5,000 requests"
 	@echo "make chaos     200 streams at once, of which some leave, and a replica that is killed (ARGS=\"--seed 2\")"
+	@echo "make soak      half an hour of random kills on several raylets (ARGS=\"--minutes 5\")"
 	@echo "make clean     remove $(VENV), caches and build output"
 
 install: $(STAMP)
@@ -47,7 +48,7 @@ lint: install
 
 bench: install
 	@set -e; for script in benchmarks/*.py; do \
-	  test -e "$$script" || continue; echo "$$script"; $(PY) "$$script" $(ARGS); done
+	  test "$$script" != benchmarks/soak.py || continue; echo "$$script"; $(PY) "$$script" $(ARGS); done
 
 clients: install
 	$(PY) tests/clients/run.py $(ARGS)
@@ -57,6 +58,9 @@ fuzz: install
 
 chaos: install
 	$(PY) tests/clients/chaos.py $(ARGS)
+
+soak: install
+	$(PY) benchmarks/soak.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .clients build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from gammaray.errors import Overloaded, ReplicaLost
 from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PERIOD_S = 1.0  # between two questions to a replica
+LINGER_S = 1.0  # for what any replica can tell, before the next one is asked as well
 SILENCE_S = 10.0  # without an answer a replica is lost: its node may be frozen, and will not say so
 
 
@@ -61,13 +63,15 @@ class SpreadClient:
         clients: Sequence[Client],
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         silence_s: float = SILENCE_S,
+        linger_s: float = LINGER_S,
     ) -> None:
         self._members = [_Member(client, i) for i, client in enumerate(clients)]
-        self._sleep, self._silence_s = sleep, silence_s
+        self._sleep, self._silence_s, self._linger_s = sleep, silence_s, linger_s
         self._watches: list[asyncio.Task[None]] = []
 
     async def info(self) -> ModelInfo:
-        return await self._pick().client.info()
+        """Of any replica, as they are alike: the next one may have gone without anybody knowing yet."""
+        return await first_of([member.client.info for member in self._ranked()], self._linger_s)
 
     async def health(self) -> Health:
         return await self._pick().client.health()
@@ -98,9 +102,12 @@ class SpreadClient:
 
     def _pick(self) -> _Member:
         """Any when all are lost: a request may wait there, for one that still starts."""
+        return self._ranked()[0]
+
+    def _ranked(self) -> list[_Member]:
         if not self._watches:  # here, as the constructor has no event loop
             self._watches = [asyncio.create_task(self._watch(member)) for member in self._members]
-        return min(self._members, key=lambda member: (not member.up, member.open, member.number))
+        return sorted(self._members, key=lambda member: (not member.up, member.open, member.number))
 
     async def _watch(self, member: _Member) -> None:
         while True:
@@ -122,3 +129,23 @@ class SpreadClient:
         except Exception:  # it answers, which is all that is asked here
             logger.warning("replica %d", member.number, exc_info=True)
         return True
+
+
+async def first_of(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], linger_s: float) -> T:
+    """The first answer. The next call begins when one has failed, or when there was none for `linger_s`.
+
+    Raises what an answer raises; Overloaded only when all calls do.
+    """
+    waiting, pending = list(calls), set[asyncio.Task[T]]()
+    try:
+        while True:
+            if waiting:
+                pending.add(asyncio.create_task(waiting.pop(0)()))
+            limit = linger_s if waiting else None
+            done, pending = await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            answers = [task for task in done if not isinstance(task.exception(), Overloaded)]
+            if answers or not (waiting or pending):
+                return (answers or [*done])[0].result()
+    finally:
+        for task in pending:
+            task.cancel()

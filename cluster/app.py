@@ -16,6 +16,7 @@ from gammaray.config import Config
 from gammaray.engine.threads import asked_threads
 
 MAX_STREAMS = 1000  # per replica; beyond it Serve queues, the engine has a queue of its own before that
+HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node, where Serve's proxy is
 HEALTH_PERIOD_S = 2.0  # Serve replaces a replica after three failed checks
 
 
@@ -31,7 +32,8 @@ def build(
 
     `loopback`: the cluster is this machine and nothing may listen elsewhere. The factories run in the
     replicas; all deployments start at the same time. Each replica of the target is a deployment of its own,
-    as Serve knows no other way to give each its own node and devices.
+    as Serve knows no other way to give each its own node and devices. The ingress is on the head node: were
+    it on another, the loss of that one would cut streams that a replica elsewhere could go on with.
     """
     drain_s, threads = drain_limit(config.server), asked_threads()
     replicas = []
@@ -39,7 +41,7 @@ def build(
         name = "target" if len(layout.slots) == 1 else f"target-{slot.number}"
         target = deployment(TargetReplica, name, drain_s, num_cpus=1, **_where(slot))
         replicas.append(target.bind(config, engine_factory, ReplicaSettings(threads, loopback, slot)))
-    ingress = deployment(serve.ingress()(Ingress), "ingress", drain_s, num_cpus=0)
+    ingress = deployment(serve.ingress()(Ingress), "ingress", drain_s, num_cpus=0, resources=HEAD)
     pools = frozenset[Pool]().union(*(slot.pools for slot in layout.slots))
     return ingress.bind(replicas, config, tokenizer_factory, loopback, pools)
 

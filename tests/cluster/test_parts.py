@@ -220,3 +220,11 @@ def test_a_signal_ends_the_wait_for_draft_workers() -> None:
 
 def stopped() -> None:
     raise Stopped
+
+
+def test_the_ingress_is_lost_only_with_the_proxy_itself() -> None:
+    from gammaray.cluster.app import build
+
+    ingress = build(load(), loopback=True)._bound_deployment
+    assert ingress.name == "ingress"
+    assert ingress.ray_actor_options == {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}

@@ -76,7 +76,7 @@ class Clock:
 
 def spread(silence_s: float = 0.02) -> tuple[SpreadClient, Clock, list[Replica]]:
     clock, replicas = Clock(), [Replica("a"), Replica("b"), Replica("c")]
-    return SpreadClient(replicas, clock.sleep, silence_s), clock, replicas
+    return SpreadClient(replicas, clock.sleep, silence_s, linger_s=0.01), clock, replicas
 
 
 async def whole(client: SpreadClient | ResumingClient) -> str:
@@ -133,6 +133,29 @@ def test_a_loss_that_no_request_saw_is_seen_by_the_watch() -> None:
         assert (await client.health()).state == "ok"
         assert await whole(client) == TEXT
         assert len(c.served) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("broken", [None, ReplicaLost("gone")])
+def test_what_any_replica_can_tell_is_told_while_one_is_away(broken: Exception | None) -> None:
+    async def run() -> None:
+        client, _, (a, b, c) = spread()
+        a.broken, a.frozen = broken, broken is None
+        async with asyncio.timeout(5):
+            assert (await client.info()).name == "b"  # before anybody has noticed the loss of a
+        b.broken = c.broken = ReplicaLost("gone")
+        asked = asyncio.create_task(client.info())
+        await asyncio.sleep(0.05)
+        if a.frozen:
+            assert not asked.done()  # a may still answer
+            asked.cancel()
+        else:
+            with pytest.raises(ReplicaLost):
+                await asked
+        b.broken = InvalidRequest("no")  # is an answer
+        with pytest.raises(InvalidRequest):
+            await client.info()
 
     asyncio.run(run())
 
