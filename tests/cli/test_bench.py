@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import signal
 import subprocess
@@ -85,7 +86,9 @@ def test_text_with_an_actor_call() -> None:
     lines = done.stdout.splitlines()
     assert [line[:28].strip() for line in lines[1:7]] == [*SOCKETS_AND_DEVICE, "Ray actor call"]
     assert all(line.split()[-1] == "3" for line in lines[1:7])
-    assert "34009 bytes, a TREES frame: 64 drafted tokens" in done.stdout
+    answer = re.search(r"(\d+) bytes, a TREES frame: 64 drafted tokens", done.stdout)
+    assert answer is not None
+    assert 64 * 64 * 8 < int(answer[1]) < 64 * 64 * 8 + 2000  # of each token 64 ids and probabilities
 
 
 @pytest.mark.parametrize(
