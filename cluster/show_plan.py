@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gammaray.cluster.plans import Placed, Plan, Unplaced
 from gammaray.cluster.topology import printable
+
+OUTLOOK = "this version computes on CPUs: `gammaray serve` does not carry out a plan for GPUs yet"
+
+
+def with_outlook(plan: Plan) -> Plan:
+    """Says so where a plan is for GPUs."""
+    return replace(plan, notes=(*plan.notes, OUTLOOK)) if any(p.gpus for p in plan.placements) else plan
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

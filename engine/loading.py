@@ -88,8 +88,14 @@ def load_runner(
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to what `load_runner` accepts as a name."""
+    place = resolve(model)
+    if Path(place).is_dir() and not any(Path(place).glob("*token*")) and not any(Path(place).glob("vocab*")):
+        raise ConfigError(
+            f"cannot load the tokenizer of {model!r}: the folder has none; put tokenizer.json and "
+            "tokenizer_config.json there (a drafter has those of its target)"
+        )
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve(model))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
         raise ConfigError(_not_found("tokenizer", model, error)) from error
     return tokenizer

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from gammaray.errors import GammarayError
-
 SIZE = struct.Struct("<I")
 MOST_BYTES = 64 * 2**20  # of a frame; the tokens of 32 prompts of 128k are 16 MiB
 MOST_UNSENT = 64 * 2**20  # bytes for a peer that does not read
@@ -22,7 +20,7 @@ GREETING_BYTES = 4096  # the most that a stranger may send
 PIECE = 2**18
 
 
-class ChannelLost(GammarayError):
+class ChannelLost(Exception):
     """The other end is gone, or does not speak the protocol any more."""
 
 

@@ -127,7 +127,11 @@ class Link:
         self._late_in_row += 1
         if self._late_in_row >= self._limits.late_rounds:
             doubled = self._limits.rest_s * 2 ** min(16, self._late_in_row - self._limits.late_rounds)
-            self._rest_until = self._clock() + min(self._limits.longest_rest_s, doubled)
+            rest_s = min(self._limits.longest_rest_s, doubled)
+            self._rest_until = self._clock() + rest_s
+            limit_ms = 1000 * self._limits.patience_s
+            text = "drafts of %r were late %d times in a row (a round waits at most %.0f ms): none for %g s"
+            log.warning(text, self._hello.drafter, self._late_in_row, limit_ms, rest_s)
         return None
 
     def drop(self, reason: str) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from gammaray.engine.drafters.base import DraftTree, DraftView, Drawn
-from gammaray.errors import GammarayError
 from gammaray.types import SamplingParams
 
 PROTOCOL = 1
@@ -30,7 +29,7 @@ LARGEST = 2**32 - 1
 DRAWN: tuple[Drawn, ...] = ("deterministic", "iid", "without_replacement")
 
 
-class MalformedFrame(GammarayError):
+class MalformedFrame(Exception):
     """The other end does not speak this protocol, or bytes were lost."""
 
 

@@ -45,9 +45,10 @@ def over_sockets(drafter: str, vocab_size: int) -> Callable[[Member], RemoteDraf
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Since the start, but for `workers`, which are connected now."""
+    """Since the start, but for `workers`, which are connected now, and those of them that rest."""
 
     workers: int = 0
+    resting: int = 0
     losses: int = 0
     late: int = 0
     drafts: int = 0
@@ -58,7 +59,8 @@ class Counts:
 
 
 def _counts(worker: RemoteDrafter) -> Counts:
-    return Counts(worker.link.up, worker.link.losses, worker.link.late, worker.drafts, worker.hits)
+    link = worker.link
+    return Counts(link.up, link.up and link.resting, link.losses, link.late, worker.drafts, worker.hits)
 
 
 class PoolDrafter(Switch):
@@ -118,7 +120,7 @@ class PoolDrafter(Switch):
         workers = {address: worker for address, (_, worker) in self._pool.items()} | fresh
         self._pool = {address: (member, workers[address]) for address, member in members.items()}
         for worker in gone:
-            self._before += replace(_counts(worker), workers=0)
+            self._before += replace(_counts(worker), workers=0, resting=0)
             worker.link.close()
         return list(fresh.values())
 

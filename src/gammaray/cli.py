@@ -200,7 +200,7 @@ def plan(
 
     settings, files = load(config), [*(topology or ()), *(more or ())]
     found = matrix.read_all(files, gpu_name) if files else [nvml.this_machine(gpu_name)]
-    made = plan(found, demand(settings, sizes=any(node.gpus for node in found)))
+    made = show_plan.with_outlook(plan(found, demand(settings, sizes=any(node.gpus for node in found))))
     print(json.dumps(show_plan.as_json(made)) if as_json else show_plan.as_text(made))
     raise typer.Exit(1 if made.unplaced else 0)
 

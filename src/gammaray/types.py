@@ -213,6 +213,7 @@ class DraftLinks:
     tenant: str
     drafter: str
     workers: int  # connected now
+    resting: int = 0  # of these, left alone for a while, as their answers were late again and again
     losses: int = 0  # of connections
     late: int = 0  # answers that came after their deadline
     drafts: int = 0

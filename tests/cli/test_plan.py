@@ -137,3 +137,12 @@ except SystemExit as done:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=files)
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
+
+
+def test_a_plan_for_gpus_says_that_it_is_not_carried_out_yet(tmp_path: Path) -> None:
+    file = tmp_path / "node.json"
+    file.write_text('{"gpu_name": "NVIDIA H100 80GB HBM3", "matrix": [["X"]]}')
+    config = tmp_path / "c.yaml"
+    config.write_text("target: {model: some-8B}")
+    done = plan(tmp_path, str(config), "--topology", str(file))
+    assert "does not carry out a plan for GPUs yet" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -182,7 +183,17 @@ def every_row_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_query_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(paths, "proven_rows", lambda call, x, candidates: Sizes(tuple(candidates)))
+    proven, agree = paths.proven_rows, []
+
+    def unproven(call: Any, x: Any, candidates: Any) -> Sizes:
+        agree.append(proven(call, x, candidates) == Sizes(tuple(candidates)))
+        return Sizes(tuple(candidates))
+
+    patch.setattr(paths, "proven_rows", unproven)
+    with contextlib.suppress(ModelUnsupported):
+        load("float32")
+    if all(agree):
+        pytest.skip("on this CPU every count of queries gives the same bits: nothing is left to notice")
 
 
 def keys_without_padding(patch: pytest.MonkeyPatch) -> None:

@@ -323,3 +323,9 @@ def test_a_copied_gguf_file_is_the_same_model(tmp_path: Path) -> None:
 )
 def test_every_lean_family_passes_the_self_check(config: Any, options: dict[str, Any]) -> None:
     assert type(load_runner(tiny_model(config, **options), "float32", num_blocks=8)._model) is LeanModel
+
+
+def test_a_folder_without_a_tokenizer_is_told_what_to_put_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"the folder has none; put tokenizer.json and"):
+        load_tokenizer(str(tmp_path))

@@ -84,7 +84,7 @@ def test_speculation_changes_at_most_near_ties(
         accepted += found.stats.accepted
         if runner.dtype == torch.float32 and found.ids == plain.ids:
             continue
-        assert shortfall(runner, request.prompt, found.ids).max() < tolerance
+        assert shortfall(runner, request.prompt, found.ids).max() <= tolerance  # 0.25: two steps of bf16 here
     assert accepted > 10
 
 
