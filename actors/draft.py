@@ -80,7 +80,7 @@ class Report:
 
 
 class DraftWorker:
-    """A plain class; actors/pool.py makes it an actor. Its constructor returns when the drafter is loaded."""
+    """A plain class; actors/crew.py makes it an actor. Its constructor returns when the drafter is loaded."""
 
     def __init__(self, config: Config, post: Post, link_factory: LinkFactory, threads: int | None) -> None:
         compute_with(post.place.threads(threads))
@@ -95,5 +95,5 @@ class DraftWorker:
         return Report(self._post, self._link.address, whereabouts(), self._link.load(), self._draining)
 
     def drain(self) -> None:
-        """The keeper no longer tells replicas of this worker; sequences that are here go on."""
+        """Replicas are told: no new sequence comes, those that are here go on."""
         self._draining = True

@@ -7,10 +7,10 @@ from dataclasses import astuple
 from functools import partial
 
 from gammaray.actors.link.pool import Member, PoolDrafter, over_sockets
+from gammaray.actors.pool import Pool
 from gammaray.engine.drafters.base import Drafter
 from gammaray.types import DraftLinks
 
-Pool = tuple[str, str]  # tenant, drafter
 Resolve = Callable[[str, str], Sequence[Member]]
 
 

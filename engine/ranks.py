@@ -19,9 +19,8 @@ from torch import Tensor
 
 from gammaray.errors import ConfigError
 
-TIMEOUT_S = (
-    30.0  # of a collective in a step: every rank computes as much, so none waits longer than a layer takes
-)
+# Of a collective in a step: every rank computes as much, so none waits longer than a layer takes.
+TIMEOUT_S = 30.0
 START_S = 600.0  # until all ranks are there, and have read their weights
 FOREVER_S = 10 * 365 * 86400.0  # who is idle sends nothing, and who is gone is noticed at once
 LOOPBACK = "127.0.0.1"

@@ -48,6 +48,9 @@ class Rhythm:
         self.last_answer, self.place, self.refused = now, 0, False
 
     def passed(self, began: float, ended: float) -> None:
+        if self.place in self.waits:  # it was tried although it did not fit
+            _, limit = self.waits[self.place]
+            self.waits[self.place] = 0, 2 * limit
         self.passes.setdefault(self.place, deque(maxlen=GAPS)).append(ended - began)
         self.place, self.last_pass = self.place + 1, (began, ended)
 
@@ -55,7 +58,7 @@ class Rhythm:
         """The next pass, at its usual cost, ends before the question that is due earliest.
 
         Usual is what passes in its place cost lately: the one that chooses outcomes costs more than the
-        others. What is refused is not measured, so after a while it is tried again.
+        others. What is refused is not measured, so after a while it is tried again. To ask changes nothing.
         """
         if not self.gaps or self.place not in self.passes or self.last_answer is None:
             return True
@@ -65,8 +68,6 @@ class Rhythm:
             return True
         rounds, limit = self.waits.get(self.place, (0, RETRY))
         self.refused = rounds < limit
-        if not self.refused:
-            self.waits[self.place] = 0, 2 * limit
         return not self.refused
 
     def worth_while(self, drafts: int, hits: int) -> bool:

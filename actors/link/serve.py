@@ -42,7 +42,7 @@ class Serving:
             for client in {client for client, _ in frames} & self._clients.keys():
                 if self._server.knows(client):
                     self._clients[client].most_bytes = MOST_BYTES
-        elif ahead and self._server.wants_time():  # no client has left meanwhile
+        elif ahead:
             self._server.draft_ahead()
         for client in [c for c, heard in self._heard.items() if self._clock() - heard > SILENT_S]:
             self._drop(client)

@@ -119,8 +119,9 @@ class DraftServer:
         return self._ahead is not None and self._rhythm.allows(self._clock())
 
     def draft_ahead(self) -> None:
-        """One pass of the draft model for outcomes of what is being verified."""
-        assert self._ahead is not None
+        """One pass of the draft model for outcomes of what is being verified; none where that is over."""
+        if self._ahead is None:
+            return
         began = self._clock()
         try:
             if next(self._ahead, DONE) is DONE:

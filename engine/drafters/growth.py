@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gammaray.engine.drafters.base import DraftTree, DraftView
+from gammaray.engine.drafters.base import DraftTree, DraftView, Drawn
 from gammaray.engine.logits import draw_children, process
 from gammaray.types import SamplingParams
 
@@ -77,9 +77,8 @@ class Growth:
                 found.append(child)
         return found
 
-    def rerooted(self, node: int) -> Growth:
-        """What grows below a fed node, as a tree of its own."""
-        kept = self.below(node)
+    def rerooted(self, node: int, kept: Sequence[int]) -> Growth:
+        """What grows `below` a fed node, as a tree of its own."""
         place = {node: -1} | {old: new for new, old in enumerate(kept)}
         return Growth(
             root=self.rows[node],
@@ -99,11 +98,13 @@ class Growth:
 
     def tree(self, sampled: bool, width: int) -> DraftTree:
         q = [pair for pair in self.q if pair is not None] if sampled else []
-        drawn_width = "without_replacement" if width > 1 else "iid"
+        drawn: Drawn = "deterministic"
+        if sampled:
+            drawn = "without_replacement" if width > 1 else "iid"
         return DraftTree(
             tokens=tuple(self.tokens),
             parents=tuple(self.parents),
-            drawn=drawn_width if sampled else "deterministic",  # type: ignore[arg-type]
+            drawn=drawn,
             q_ids=torch.stack([ids for ids, _ in q]) if sampled else None,  # [K, S]
             q_probs=torch.stack([probs for _, probs in q]) if sampled else None,  # [K, S]
         )

@@ -36,8 +36,6 @@ class _State:
     growth: Growth | None = None
     sent: int = 0  # leading nodes that were given out as a draft; 0: what is there was drafted ahead
     view: DraftView | None = None  # of the draft that was given out
-    guesses: dict[int, list[int]] = field(default_factory=dict)  # what may follow a node, the likeliest first
-    outcomes: set[int] = field(default_factory=set)  # nodes below which a draft was made ahead
     ahead: _Growing | None = None  # what is being drafted ahead; None: not begun
 
 
@@ -50,6 +48,8 @@ class _Growing:
     growth: Growth
     branches: list[Branch]
     sampled: bool
+    guesses: dict[int, list[int]] = field(default_factory=dict)  # what may follow a node, the likeliest first
+    outcomes: set[int] = field(default_factory=set)  # nodes below which a draft is made ahead
 
     def add_level(self) -> None:
         for branch in self.branches:
@@ -189,11 +189,14 @@ class ModelDrafter:
         return dict(zip(ends, logits, strict=True))
 
     def _begin(self, view: DraftView, growth: Growth) -> _Growing:
-        sampled = self.draft_sampling and not view.sampling.greedy
-        tree = _Growing(self._states[view.rid], view, growth, [Branch.whole(growth)], sampled)
+        tree = self._growing(self._states[view.rid], view, growth, [Branch.whole(growth)])
         if not growth.tokens:
             tree.add_level()
         return tree
+
+    def _growing(self, state: _State, view: DraftView, growth: Growth, branches: list[Branch]) -> _Growing:
+        sampled = self.draft_sampling and not view.sampling.greedy
+        return _Growing(state, view, growth, branches, sampled)
 
     def _hit(self, view: DraftView) -> _Growing:
         growth = self._states[view.rid].growth
@@ -203,8 +206,8 @@ class ModelDrafter:
 
     def _give(self, tree: _Growing) -> DraftTree:
         state = tree.state
-        state.growth, state.view, state.sent = tree.growth, tree.view, len(tree.growth.tokens)
-        state.guesses, state.outcomes, state.ahead = {}, set(), None
+        state.growth, state.view = tree.growth, tree.view
+        state.sent, state.ahead = len(tree.growth.tokens), None
         return tree.growth.tree(tree.sampled, tree.view.width)
 
     def _feed(self, growing: Iterable[_Growing]) -> None:
@@ -240,8 +243,7 @@ class ModelDrafter:
             return None
         if not self.cache.grow(state.table, view.length + nodes):
             return None
-        sampled = self.draft_sampling and not view.sampling.greedy
-        return _Growing(state, view, growth, [], sampled)
+        return self._growing(state, view, growth, [])
 
     def _budget(self, view: DraftView, growth: Growth, rows: int, sequences: int) -> int:
         return share_budget(rows, sequences, len(growth.tokens), view.depth * view.width, MAX_TREE_NODES)
@@ -254,14 +256,14 @@ class ModelDrafter:
         ends = [(tree, end) for tree, outcomes in chosen for end in dict.fromkeys(n for n, _ in outcomes)]
         guesses = candidates([(tree.growth, end, tree.view) for tree, end in ends], RANKS) if ends else []
         for (tree, end), tokens in zip(ends, guesses, strict=True):
-            tree.state.guesses[end] = tokens
+            tree.guesses[end] = tokens
         for tree, outcomes in chosen:
             tree.state.ahead = tree
             for node, rank in outcomes:
-                if rank < len(tokens := tree.state.guesses[node]):
+                if rank < len(tokens := tree.guesses[node]):
                     root = len(tree.growth.tokens)
                     tree.branches.append(Branch.at(root))
-                    tree.state.outcomes.add(root)
+                    tree.outcomes.add(root)
                     tree.growth.add(tokens[rank], node)
 
     def _outcome(self, state: _State, tokens: Sequence[int]) -> tuple[list[int], int, Growth | None]:
@@ -270,12 +272,15 @@ class ModelDrafter:
             return [], 0, None
         path = [node for node in growth.walk(tokens) if node < growth.fed]
         accepted = [node for node in path if node < state.sent]
-        if state.guesses and len(accepted) < len(tokens):
+        if state.ahead and len(accepted) < len(tokens):
             parents = growth.parents[: state.sent]
-            self.outcomes.learn(parents, accepted, tokens[len(accepted)], state.guesses)
-        # Below other nodes of a wide tree stand fewer than a draft of that width has.
-        whole = path[-1:] and (path[-1] in state.outcomes or growth.width == 1)
-        if not whole or len(path) < len(tokens):
+            self.outcomes.learn(parents, accepted, tokens[len(accepted)], state.ahead.guesses)
+        if len(path) < len(tokens):
             return path, len(path), None
-        ahead = growth.rerooted(path[-1])
-        return [*path, *growth.below(path[-1])[: ahead.fed]], len(path), ahead
+        # Below other nodes of a wide tree stand fewer than a draft of that width has.
+        end = path[-1]
+        if growth.width > 1 and not (state.ahead and end in state.ahead.outcomes):
+            return path, len(path), None
+        below = growth.below(end)
+        ahead = growth.rerooted(end, below)
+        return [*path, *below[: ahead.fed]], len(path), ahead

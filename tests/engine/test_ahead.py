@@ -149,8 +149,9 @@ class Nearest(AheadDrafter):
                 n for n in growth.children(kept[-1] if kept else -1) if n < growth.fed and growth.below(n)
             ]
             if others:
-                wrong = growth.rerooted(others[-1])
-                return [*kept, others[-1], *growth.below(others[-1])[: wrong.fed]], path + 1, wrong
+                below = growth.below(others[-1])
+                wrong = growth.rerooted(others[-1], below)
+                return [*kept, others[-1], *below[: wrong.fed]], path + 1, wrong
         return kept, path, ahead
 
 
