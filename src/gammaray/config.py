@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_core import PydanticCustomError
 
 from gammaray.errors import ConfigError
-from gammaray.types import MAX_TREE_NODES, Verification
+from gammaray.types import MAX_TREE_NODES, WARMUP_CLASS, Verification
 from gammaray.validation import Planned, Strict, explain, nearest, path, shorten
 from gammaray.yamlfile import read
 
@@ -109,28 +109,103 @@ Drafter = Annotated[
 ]
 
 
+class QualityGate(Strict):
+    """KL(dense || verified) over the same positions, in nats; a violation turns the drafter's key off."""
+
+    kl_threshold: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    rollback_on_violation: bool = True  # to the drafter's previous version, if there is one
+
+
+class Canary(Strict):
+    """A new drafter on trial: in the shadow on this share of requests, then on this share for real."""
+
+    drafter: str
+    share: float = Field(default=0.05, gt=0, le=0.5)
+
+
 class Speculation(Strict):
     """A tenant's draft shape; requests may ask for less."""
 
-    planned: ClassVar[Planned] = _later(
-        "enabled_ratio",
-        "adaptive",
-        "fallback_on_alpha_below",
-        "disable_on_fallback_rate_above",
-        "quality_gate",
-    )
     enabled: bool = True
+    enabled_ratio: float = Field(default=1.0, ge=0, le=1)  # of requests, by a stable hash
     gamma: int = Field(default=4, ge=1, le=16)  # draft depth
     tree_width: int = Field(default=1, ge=1, le=8)  # children a level
+    adaptive: bool = True  # depth and width follow what is accepted
     verification: Verification = "coupled"
+    fallback_on_alpha_below: float = Field(default=0.3, ge=0, le=1)  # over 10 s: the class goes plain
+    disable_on_fallback_rate_above: float = Field(default=0.15, gt=0, le=1)  # the tenant goes plain
+    quality_gate: QualityGate = QualityGate()
+    canary: Canary | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Speculation:
-        if self.gamma * self.tree_width > MAX_TREE_NODES:
-            text = "gamma * tree_width must be at most {limit} (got {gamma} * {width})"
-            context = {"limit": MAX_TREE_NODES, "gamma": self.gamma, "width": self.tree_width}
-            raise PydanticCustomError("nodes", text, context)
+        _check_nodes(self.gamma, self.tree_width)
         return self
+
+
+def _check_nodes(gamma: int, width: int) -> None:
+    if gamma * width > MAX_TREE_NODES:
+        text = "gamma * width must be at most {limit} (got {gamma} * {width})"
+        raise PydanticCustomError("nodes", text, {"limit": MAX_TREE_NODES, "gamma": gamma, "width": width})
+
+
+class Bucket(Strict):
+    """The draft shape of requests whose predicted acceptance lies in `alpha`."""
+
+    alpha: tuple[float, float]
+    gamma: int = Field(ge=0, le=16)  # 0: plain
+    width: int = Field(default=1, ge=1, le=8)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Bucket:
+        low, high = self.alpha
+        if not 0 <= low < high <= 1:
+            text = "alpha must be [low, high] with 0 <= low < high <= 1 (got {alpha})"
+            raise PydanticCustomError("range", text, {"alpha": list(self.alpha)})
+        _check_nodes(self.gamma, self.width)
+        return self
+
+
+def _buckets_partition(buckets: list[Bucket]) -> list[Bucket]:
+    """Sorted, without gap or overlap, from 0 to 1."""
+    edges = [edge for bucket in sorted(buckets, key=lambda b: b.alpha) for edge in bucket.alpha]
+    if (edges and (edges[0], edges[-1]) != (0, 1)) or edges[1:-1:2] != edges[2::2]:
+        raise PydanticCustomError("buckets", "must cover alpha from 0 to 1 without gap or overlap")
+    return sorted(buckets, key=lambda b: b.alpha, reverse=True)
+
+
+Buckets = Annotated[list[Bucket], AfterValidator(_buckets_partition)]
+
+
+class When(Strict):
+    """All that is set must hold."""
+
+    prompt_tokens_over: int | None = Field(default=None, ge=0)
+    prompt_tokens_below: int | None = Field(default=None, ge=1)
+    temperature_over: float | None = Field(default=None, ge=0, le=2)
+    temperature_below: float | None = Field(default=None, gt=0, le=2)
+    route: Literal["chat", "completions"] | None = None
+    header: Mapping[str, str] = Field(default_factory=dict, max_length=8)  # names in any case, exact values
+    looks_like: Literal["chat", "code", "summarize"] | None = None  # by the detector of routing/detect.py
+
+
+class Class(Strict):
+    """Requests of a tenant that speculate on their own terms; the first class that fits is theirs."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
+    when: When = When()
+    drafter: str | None = None  # None: the tenant's
+    fallback_drafter: str | None = None
+    buckets: Buckets | None = None
+    enabled_ratio: float | None = Field(default=None, ge=0, le=1)
+
+
+class Choice(Strict):
+    """Which drafter for which prompt length and load; the first that fits."""
+
+    prompt_tokens_over: int = Field(default=0, ge=0)
+    concurrency_over: int = Field(default=0, ge=0)  # running sequences of the replicas, in the mean
+    drafter: str
 
 
 def _sha256(value: Any) -> str:
@@ -158,12 +233,12 @@ Keys = Annotated[list[Key], AfterValidator(_names_differ)]
 
 
 class Limits(Strict):
-    """Of one tenant. Every ingress process counts on its own; None: no limit."""
+    """Of one tenant; None: no limit. Every ingress process counts on its own, but for the tokens of a day."""
 
-    planned: ClassVar[Planned] = {"tokens_per_day": (None,)}
     requests_per_minute: int | None = Field(default=None, ge=1)
     max_concurrent: int | None = Field(default=None, ge=1)  # requests that are open at once
     max_tokens: int | None = Field(default=None, ge=1)  # of one choice; also the default of its requests
+    tokens_per_day: int | None = Field(default=None, ge=1)  # prompt and output, of a day in UTC
 
 
 class Pool(Strict):
@@ -183,15 +258,54 @@ class Pool(Strict):
         return self.max_workers or self.workers
 
 
+class Objective(Strict):
+    """What is maximised where a choice trades; each term relative to plain decoding (math.md section 5)."""
+
+    throughput: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    tail: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    memory: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    stability: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+
+
 class Tenant(Strict):
     """A line of business. `drafter` names an entry of `drafters`; None decodes plainly."""
 
-    planned: ClassVar[Planned] = _later("fallback_drafter", "buckets", "classes", "region", "warmup_s")
     api_keys: Keys = Field(default_factory=list)
     drafter: str | None = None
+    fallback_drafter: str | None = None  # tried when the acceptance of `drafter` stays low
+    choices: list[Choice] = Field(default_factory=list, max_length=16)  # overrides `drafter`
     pool: Pool = Pool()
+    buckets: Buckets = Field(default_factory=list)
     speculation: Speculation = Speculation()
+    objective: Objective = Objective()
     limits: Limits = Limits()
+    classes: list[Class] = Field(default_factory=list, max_length=16)
+    region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # label of its metrics
+    weight: float = Field(default=1.0, gt=0, le=100)  # of its share of the engine's turns and KV
+    kv_share: float = Field(default=1.0, gt=0, le=1)  # of the KV pool, at most, while others wait
+    warmup_s: float | None = Field(default=None, ge=0, le=86_400)  # None: 1800 of a model, 0 of n-gram
+
+    @model_validator(mode="after")
+    def _classes_differ(self) -> Tenant:
+        names = [one.name for one in self.classes]
+        reserved = ("default", WARMUP_CLASS)
+        if twice := next((n for n in names if names.count(n) > 1 or n in reserved), None):
+            context = {"name": repr(twice)}
+            raise PydanticCustomError(
+                "name", "classes: another class, or one of the server's own, is named {name}", context
+            )
+        return self
+
+    def named_drafters(self) -> Iterator[tuple[str, str]]:
+        """Every drafter that this tenant may use, and the key that names it."""
+        canary = self.speculation.canary
+        named = [("drafter", self.drafter), ("fallback_drafter", self.fallback_drafter)]
+        named += [("speculation.canary.drafter", canary.drafter if canary else None)]
+        named += [(f"choices[{i}].drafter", choice.drafter) for i, choice in enumerate(self.choices)]
+        for i, one in enumerate(self.classes):
+            named += [(f"classes[{i}].drafter", one.drafter)]
+            named += [(f"classes[{i}].fallback_drafter", one.fallback_drafter)]
+        yield from ((place, name) for place, name in named if name is not None)
 
 
 class Server(Strict):
@@ -214,20 +328,33 @@ class Placement(Strict):
 
 
 class Telemetry(Strict):
-    """What may be told about requests."""
+    """What is told about requests, and where."""
 
-    planned: ClassVar[Planned] = {"otlp_endpoint": (None,), "prometheus_port": ()}
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://")  # gRPC; metrics and traces
+    prometheus_port: int = Field(default=9464, ge=0, le=65535)  # one endpoint a node; 0: none
+    tenants: int = Field(default=200, ge=1, le=10_000)  # that metrics tell apart; the rest is `other`
+    vllm_names: bool = False  # the counters of vLLM beside our own
+    trace_ratio: float = Field(default=0.0, ge=0, le=1)  # of requests; traces need otlp_endpoint
     log_prompts: bool = False  # prompts and answers in the access log
+
+
+class Controller(Strict):
+    """The loop that turns speculation down, off and on."""
+
+    enabled: bool = True
+    interval_s: float = Field(default=5.0, ge=0.1, le=60)
+    audit_log: str | None = Field(default=None, min_length=1)  # file; one JSON line a decision
+    predictor: bool = True  # learn each request's acceptance; else the class's own is taken
 
 
 class Config(Strict):
     """The whole tree. A tenant named `default` is always there; requests without a key are its own."""
 
-    planned: ClassVar[Planned] = _later("controller")
     target: Target
     drafters: Mapping[str, Drafter] = {}
     tenants: Mapping[str, Tenant] = {}
     placement: Placement = Placement()
+    controller: Controller = Controller()
     telemetry: Telemetry = Telemetry()
     server: Server = Server()
 
@@ -240,11 +367,12 @@ class Config(Strict):
     @model_validator(mode="after")
     def _drafters_exist(self) -> Config:
         for name, tenant in self.tenants.items():
-            if tenant.drafter is not None and tenant.drafter not in self.drafters:
-                text = "tenants.{name}.drafter: no drafter is named {drafter}{hint}"
-                hint = nearest(tenant.drafter, self.drafters)
-                context = {"name": name, "drafter": repr(tenant.drafter), "hint": hint}
-                raise PydanticCustomError("drafter", text, context)
+            for place, drafter in tenant.named_drafters():
+                if drafter not in self.drafters:
+                    text = "tenants.{name}.{place}: no drafter is named {drafter}{hint}"
+                    hint = nearest(drafter, self.drafters)
+                    context = {"name": name, "place": place, "drafter": repr(drafter), "hint": hint}
+                    raise PydanticCustomError("drafter", text, context)
         return self
 
     @model_validator(mode="after")
@@ -278,9 +406,12 @@ class Config(Strict):
         return [name for name, tenant in self.tenants.items() if name != "default" and not tenant.api_keys]
 
     def drafting_with(self, drafter: str) -> set[str]:
-        """Tenants whose own drafter this is."""
-        tenants = self.tenants.items()
-        return {name for name, tenant in tenants if tenant.drafter == drafter and tenant.speculation.enabled}
+        """Tenants that may draft with it."""
+        return {
+            name
+            for name, tenant in self.tenants.items()
+            if tenant.speculation.enabled and drafter in {used for _, used in tenant.named_drafters()}
+        }
 
     def with_server(self, host: str | None, port: int | None) -> Config:
         """This configuration with another address, checked again. Raises ConfigError."""

@@ -1,6 +1,7 @@
 """What flows through gammaray: plain, frozen values that only need the standard library.
 
-HTTP -> GenerateRequest -> engine -> TokenChunk -> HTTP, with a StepReport on the side.
+HTTP -> GenerateRequest -> engine -> TokenChunk -> HTTP, with a StepReport on the side, and a
+PolicySnapshot that comes back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Verification = Literal["coupled", "rejection"]
+# Of speculation, best first; what applies to a request is the worst of its tenant's, class's and key's.
+State = Literal["on", "contract", "warmup", "ramp", "probe", "shadow", "emergency", "off", "pinned_off"]
+# Why a request that was to speculate ended plainly (math.md section 4, fallback rate).
+Cause = Literal["low_acceptance", "worker_lost", "timeout", "oom", "kv"]
+Key = tuple[str, str, str | None]  # tenant, request class, drafter; None: plain decoding
+WARMUP_CLASS = "warmup"  # of synthetic requests: out of alerts, and of every other class's numbers
 MAX_TREE_NODES = 64  # of one draft tree: the ancestors of a node are the bits of one 64-bit word
 
 
@@ -64,9 +71,25 @@ class SpeculationPlan:
     gamma: int = 0  # depth of the draft tree
     width: int = 1  # children expanded per level
     verification: Verification = "coupled"
+    adaptive: bool = True  # the depth follows what is accepted; else it is gamma until the end
+    state: State = "on"  # when it was planned; of a plain plan, why it is plain
+    epoch: int = 0  # of its key's policy; once that has a later one, the request goes on plainly
+    shadow: bool = False  # drafts and verifies, but emits what plain decoding would
 
 
 PLAIN = SpeculationPlan()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a router knew of a request, for whoever learns from how it went. Never a token."""
+
+    features: tuple[float, ...] = ()
+    alpha: float | None = None  # as predicted; None: by nothing
+    version: int = 0  # of the predictor
+
+
+NO_FORECAST = Forecast()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +105,8 @@ class GenerateRequest:
     request_class: str = "default"
     priority: int = 0  # lower runs earlier, among the requests of its tenant
     generated: tuple[tuple[int, ...], ...] = ()  # per sequence: ids already delivered, to resume a stream
+    forecast: Forecast = NO_FORECAST
+    trace: str | None = None  # W3C traceparent, of a request that is traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +121,10 @@ class SpeculationStats:
     tested: int = 0  # first-tried children that were tested
     first_accepted: int = 0  # ... and accepted
     lengths: tuple[int, ...] = ()  # lengths[k]: rounds that emitted k tokens
+    level_tested: tuple[int, ...] = ()  # [j]: rounds whose level j was tested; sums to `tested`
+    level_first: tuple[int, ...] = ()  # ... and its first-tried child accepted; sums to `first_accepted`
+    level_accepted: tuple[int, ...] = ()  # ... or any child
+    ranks: tuple[int, ...] = ()  # [k]: accepted children that were tried after k siblings
 
     def __add__(self, other: SpeculationStats) -> SpeculationStats:
         return SpeculationStats(
@@ -106,7 +135,11 @@ class SpeculationStats:
             emitted=self.emitted + other.emitted,
             tested=self.tested + other.tested,
             first_accepted=self.first_accepted + other.first_accepted,
-            lengths=tuple(map(sum, zip_longest(self.lengths, other.lengths, fillvalue=0))),
+            lengths=_sum(self.lengths, other.lengths),
+            level_tested=_sum(self.level_tested, other.level_tested),
+            level_first=_sum(self.level_first, other.level_first),
+            level_accepted=_sum(self.level_accepted, other.level_accepted),
+            ranks=_sum(self.ranks, other.ranks),
         )
 
     @property
@@ -121,6 +154,10 @@ class SpeculationStats:
 
 
 NO_STATS = SpeculationStats()
+
+
+def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(a, b, fillvalue=0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +190,121 @@ class TokenChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPolicy:
+    """What one key may do. `gamma` and `width` are ceilings over the tenant's buckets."""
+
+    state: State = "on"
+    gamma: int = 16
+    width: int = 8
+    share: float = 1.0  # of the requests that may speculate: less in PROBE, RAMP and SHADOW
+    epoch: int = 0  # counts how often the key was turned off
+
+    @property
+    def stops(self) -> bool:
+        """No request may draft under it."""
+        return self.state in ("emergency", "off", "pinned_off")
+
+
+FREE = KeyPolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySnapshot:
-    """Versioned limits from the controller; engines apply the newest at the start of a step."""
+    """Versioned limits from the controller; engines and routers apply the newest at once.
+
+    `keys` has what differs from FREE: the effective policy of a key, the worst of its levels.
+    """
 
     version: int = 0
     speculation: bool = True  # False: the global kill switch
-    max_gamma: Mapping[tuple[str, str, str], int] = field(default_factory=dict)  # (tenant, class, drafter)
+    keys: Mapping[Key, KeyPolicy] = field(default_factory=dict)
+
+    def of(self, key: Key) -> KeyPolicy:
+        return self.keys.get(key, FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyCounts:
-    """One key's share of a step. Counts only: a token id never enters a report."""
+    """One key's share of a step. Counts only: a token id never enters a report.
+
+    Of a shadow key the stats are what would have been. `base_s` is what the step would have taken without
+    this key's drafts, `extra_s` what these added (profiled, plus the drafting as measured); both are weighted
+    with the key's rounds, so that S = tau * base_s / (base_s + extra_s).
+    """
 
     tenant: str
     request_class: str
     drafter: str | None
     running: int  # sequences after the step
     stats: SpeculationStats
+    base_s: float = 0.0
+    extra_s: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        return self.tenant, self.request_class, self.drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How a finished text relates to the dense model: teacher-forced, at the same positions, in nats."""
+
+    tokens: int
+    kl: float  # mean KL(p_dense || p_verify)
+    perplexity: float  # of the emitted text under the target
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One sequence that ended. Times in seconds on the engine's clock."""
+
+    tenant: str
+    request_class: str
+    drafter: str | None
+    state: State  # of its plan
+    shadow: bool
+    reason: FinishReason
+    fallback: Cause | None  # it was to speculate and ended plainly
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    stats: SpeculationStats  # of a shadow: what would have been
+    queued_s: float = 0.0  # until it ran first
+    first_s: float = 0.0  # until its first token, since it was submitted
+    total_s: float = 0.0
+    forecast: Forecast = NO_FORECAST
+    quality: Quality | None = None  # of those that were audited
+    request_id: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.tenant, self.request_class, self.drafter
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Time per output token after the first (TPOT); None for a single one."""
+        return (self.total_s - self.first_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Prompt tokens that had been seen before, so that their KV could have been kept, and that was."""
+
+    seen: int = 0
+    reused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A traced request's part of a step."""
+
+    request_id: str
+    trace: str
+    phase: Literal["prefill", "decode"]
+    fed: int  # tokens
+    drafted: int
+    accepted: int
+    emitted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +326,10 @@ class StepReport:
     schedule_s: float
     commit_s: float
     counts: tuple[KeyCounts, ...] = ()
+    finished: tuple[Finished, ...] = ()
+    traced: tuple[Traced, ...] = ()
+    target_reuse: Reuse = Reuse()  # of this step
+    draft_reuse: Reuse = Reuse()
 
 
 @dataclass(frozen=True, slots=True)

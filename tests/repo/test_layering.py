@@ -1,4 +1,4 @@
-"""Imports point one way: cluster -> {api, actors} -> {engine, routing} -> kernels -> torch.
+"""Imports point one way: cluster -> {api, actors} -> {engine, routing, telemetry} -> kernels -> torch.
 
 A plain walk over the syntax trees: it sees imports inside functions and under TYPE_CHECKING, and rooms
 without an __init__.py, which import-graph tools skip.
@@ -26,12 +26,13 @@ ALLOWED = {  # of gammaray's own; a room may always import itself
     "kernels": CORE,
     "engine": BASE | {"kernels"},
     "routing": BASE,
-    "api": BASE,
-    "actors": BASE | {"kernels", "engine", "routing"},
-    "cluster": BASE | {"kernels", "engine", "routing", "actors", "api"},
-    "cli": BASE | {"kernels", "engine", "routing", "actors", "api", "cluster"},
+    "telemetry": BASE,
+    "api": BASE | {"telemetry"},
+    "actors": BASE | {"kernels", "engine", "routing", "telemetry"},
+    "cluster": BASE | {"kernels", "engine", "routing", "telemetry", "actors", "api"},
+    "cli": BASE | {"kernels", "engine", "routing", "telemetry", "actors", "api", "cluster"},
 }
-ROOMS = {"kernels", "routing", "api", "engine", "actors", "cluster"}
+ROOMS = {"kernels", "routing", "telemetry", "api", "engine", "actors", "cluster"}
 MAY_IMPORT = {"ray": {"actors", "cluster"}, "torch": {"kernels", "engine", "actors", "cluster"}}
 STANDARD_LIBRARY_ONLY = {"__init__", "types", "errors"}
 
