@@ -17,6 +17,7 @@ from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.grammar import GrammarCompiler
 from gammaray.engine.parallel import obey
 from gammaray.engine.peers import ALONE, Alone, Link
+from gammaray.engine.profile import measure
 from gammaray.engine.ranks import Meeting, Seat, join
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
@@ -70,7 +71,10 @@ def build_engine(
     )
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
-    return Engine(runner, TokenizerDecoder(tokenizer), eos, drafters, options, grammars=grammars)
+    profile = measure(runner, options.token_budget)
+    return Engine(
+        runner, TokenizerDecoder(tokenizer), eos, drafters, options, grammars=grammars, profile=profile
+    )
 
 
 def follow(config: Config, rank: int, meeting: Meeting) -> None:
@@ -105,7 +109,7 @@ def _for_all(
     if by_tenant and not config.drafting_with(name) - by_tenant.keys():
         return TenantDrafter(by_tenant, size)
     own = build_drafter(name, config.drafters[name], target, tokenizer, config.target.kv.prefix_cache)
-    return TenantDrafter(dict.fromkeys(config.tenants, own) | by_tenant, size) if by_tenant else own
+    return TenantDrafter(by_tenant, size, own) if by_tenant else own
 
 
 def eos_ids(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

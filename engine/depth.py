@@ -8,18 +8,18 @@ from gammaray.engine.sequence import Sequence
 from gammaray.types import PolicySnapshot
 
 
-def allowed_depth(sequence: Sequence, policy: PolicySnapshot) -> int:
-    """gamma = min(request, policy, tokens that may still be emitted). A round of depth d emits d + 1."""
-    plan = sequence.request.plan
-    if plan.drafter is None or not policy.speculation:
-        return 0
-    tenant, request_class, drafter = sequence.key
-    limits = (
-        plan.gamma,
-        policy.max_gamma.get((tenant, request_class, drafter or ""), plan.gamma),
-        sequence.remaining - 1,
-    )
-    return max(0, min(limits))
+def allowed_shape(sequence: Sequence, policy: PolicySnapshot) -> tuple[int, int]:
+    """Depth and width of the next draft: gamma = min(request and bucket, state, breaker, temperature prior,
+    tokens that may still be emitted); 0: plain. A round of depth d emits d + 1."""
+    plan, key = sequence.request.plan, policy.of(sequence.key)
+    if plan.drafter is None or not policy.speculation or sequence.breaker.open:
+        return 0, 1
+    if key.stops or plan.epoch < key.epoch:
+        return 0, 1
+    depth = min(plan.gamma, key.gamma, sequence.remaining - 1)
+    if plan.adaptive:
+        depth = sequence.breaker.limit(depth, sequence.request.sampling.temperature)
+    return max(0, depth), min(plan.width, key.width)
 
 
 def share_depth(wants: Seq[tuple[int, int]], room: int) -> list[int]:

@@ -6,12 +6,14 @@ import logging
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
-from gammaray.engine.drafters.base import Drafter, DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.base import Caching, Drafter, DraftTree, DraftView, Ticket, Troubled
 from gammaray.engine.scheduler import Slice
+from gammaray.types import Cause, Reuse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -26,8 +28,10 @@ class GuardedDrafter:
         self.vocab_size = drafter.vocab_size
         self._name = name
         self._failures = 0
+        self._broke: Cause | None = None  # in this round
 
     def begin(self, views: Sequence[DraftView]) -> Ticket:
+        self._broke = None
         return self._guard(lambda: self.inner.begin(views), Ticket(()))
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
@@ -49,6 +53,15 @@ class GuardedDrafter:
         """Whether it gave what was asked for; what is no tree at all is a failure."""
         return self._guard(lambda: well_formed(tree, part.depth, part.width, vocab_size), False)
 
+    def trouble(self, rid: str) -> Cause | None:
+        """Why `rid` has no draft in this round, if it should have one."""
+        if self._broke or not isinstance(self.inner, Troubled):
+            return self._broke
+        return self.inner.trouble(rid)
+
+    def take_reuse(self) -> Reuse:
+        return self.inner.take_reuse() if isinstance(self.inner, Caching) else Reuse()
+
     def take_failures(self) -> int:
         """Calls that raised since this was asked last."""
         failures, self._failures = self._failures, 0
@@ -59,6 +72,7 @@ class GuardedDrafter:
             return call()
         except Exception as error:
             self._failures += 1
+            self._broke = "oom" if _out_of_memory(error) else "worker_lost"
             log.error(
                 "drafter %r failed (%s); its requests decode plainly\n%s", self._name, *described(error)
             )
@@ -70,26 +84,53 @@ def described(error: Exception) -> tuple[str, str]:
     return type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
 
 
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+@dataclass(slots=True)
+class Drafts:
+    """Of one step. What has no tree was late, lost or malformed, or there was nothing to say."""
+
+    trees: dict[str, DraftTree] = field(default_factory=dict)  # by rid
+    troubles: dict[str, Cause] = field(default_factory=dict)  # by rid, of those that should have one
+    seconds: dict[str, float] = field(default_factory=dict)  # by drafter
+
+
 def draft(
-    slices: Sequence[Slice], drafters: Mapping[str, GuardedDrafter], vocab_size: int, deadline: float
-) -> dict[str, DraftTree]:
-    """Draft trees by rid. What is missing was late, lost or malformed: it decodes plainly this round."""
+    slices: Sequence[Slice],
+    drafters: Mapping[str, GuardedDrafter],
+    vocab_size: int,
+    deadline: float,
+    clock: Callable[[], float],
+) -> Drafts:
+    """Asks each drafter for its sequences. What gets no tree decodes plainly this round."""
     by_name: dict[str, list[Slice]] = defaultdict(list)
     for part in slices:
         if part.depth > 0:
             by_name[part.sequence.request.plan.drafter or ""].append(part)
-    tickets = {
-        name: drafters[name].begin([_view(drafters[name], part) for part in parts])
-        for name, parts in by_name.items()
-    }
-    trees: dict[str, DraftTree] = {}
+    done, tickets = Drafts(), {}
+    for name, parts in by_name.items():
+        began = clock()
+        tickets[name] = drafters[name].begin([_view(drafters[name], part) for part in parts])
+        done.seconds[name] = clock() - began
     for name, ticket in tickets.items():
+        began = clock()
         found = drafters[name].collect(ticket, deadline)
         for part in by_name[name]:
-            tree = found.get(part.sequence.rid)
-            if tree and drafters[name].accepts(tree, part, vocab_size):
-                trees[part.sequence.rid] = tree
-    return trees
+            _take(done, drafters[name], part, found.get(part.sequence.rid), vocab_size)
+        done.seconds[name] += clock() - began
+    return done
+
+
+def _take(
+    done: Drafts, drafter: GuardedDrafter, part: Slice, tree: DraftTree | None, vocab_size: int
+) -> None:
+    rid = part.sequence.rid
+    if tree and drafter.accepts(tree, part, vocab_size):
+        done.trees[rid] = tree
+    elif trouble := drafter.trouble(rid):
+        done.troubles[rid] = trouble
 
 
 def well_formed(tree: DraftTree, depth: int, width: int, vocab_size: int) -> bool:

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gammaray.engine import quality
 from gammaray.engine.admission import check_request
+from gammaray.engine.breaker import Trial
 from gammaray.engine.drafters.base import Drafter, DraftTree
-from gammaray.engine.drafting import GuardedDrafter, described, draft
+from gammaray.engine.drafting import Drafts, GuardedDrafter, described, draft
 from gammaray.engine.grammar import GrammarCompiler, Matcher, prune
 from gammaray.engine.intake import Intake
 from gammaray.engine.kv import KVCache
 from gammaray.engine.oracle import Oracle
-from gammaray.engine.report import report
+from gammaray.engine.profile import StepProfile
+from gammaray.engine.report import Told, costs, finished, report, round_key, traced
 from gammaray.engine.round import Round, compute, moves
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.scheduler import Scheduler, Slice
-from gammaray.engine.sequence import Key, Sequence, round_stats
+from gammaray.engine.sequence import Sequence
 from gammaray.engine.text import TextDecoder
 from gammaray.errors import ConfigError, EngineFailure, InvalidRequest, Overloaded, ReplicaLost
 from gammaray.types import (
@@ -35,7 +38,8 @@ from gammaray.types import (
     Grammar,
     ModelInfo,
     PolicySnapshot,
-    SpeculationStats,
+    Quality,
+    Reuse,
     StepReport,
     TokenChunk,
 )
@@ -76,7 +80,9 @@ class Engine:
         options: EngineOptions = EngineOptions(),
         clock: Callable[[], float] = time.perf_counter,
         grammars: GrammarCompiler | None = None,
+        profile: StepProfile | None = None,
     ) -> None:
+        """`profile`: what steps of this runner cost; None: nobody knows, and drafts count as free."""
         if options.token_budget < options.max_batch:
             raise ConfigError(
                 f"token_budget {options.token_budget} is below max_batch {options.max_batch}: every sequence "
@@ -96,6 +102,9 @@ class Engine:
         self._unfinished: dict[str, int] = {}  # sequences by request id
         self._outbox: list[TokenChunk] = []  # kept over a step that raises: a finish must arrive
         self._oracle = Oracle(runner, self.cache, self.drafters) if options.oracle else None
+        self._profile = profile
+        self._told = Told()  # of the step that runs
+        self._audit: quality.Audit | None = None  # of one sequence at a time
 
     # From any thread ---------------------------------------------------------------------------------
 
@@ -121,7 +130,7 @@ class Engine:
         if not resumed and request.n + sum(list(self._unfinished.values())) > self._places:
             raise Overloaded("too many requests are waiting; try again", code="queue_full")
         self._unfinished[request.request_id] = request.n
-        self._inbox.append(partial(self._add, request, matcher))
+        self._inbox.append(partial(self._add, request, matcher, self._clock()))
 
     def abort(self, request_id: str) -> None:
         """Stop every sequence of a request at the next step; unknown ids are ignored."""
@@ -148,29 +157,32 @@ class Engine:
         schedule = self.scheduler.schedule(self.policy)
         for sequence in schedule.preempted:
             self._release_draft(sequence)
+        for part in schedule.slices:
+            if part.sequence.started is None:
+                part.sequence.started = began
         drafted = scheduled = self._clock()
         done = Round()
         try:
-            trees, proposed = self._draft(schedule.slices, scheduled + self.options.draft_deadline_s)
+            drafts, proposed = self._draft(schedule.slices, scheduled + self.options.draft_deadline_s)
             drafted = self._clock()
-            computed = compute(self.runner, schedule.slices, trees, proposed)
+            computed = compute(self.runner, schedule.slices, drafts.trees, proposed)
             self.runner.move(*moves(computed, self.cache))
+            self._told.costs = costs(computed, drafts.seconds, self._profile)
             done = computed
         except ReplicaLost:  # no fault of a sequence
             raise
         except Exception as error:  # no sequence has changed yet
             self._isolate(schedule.slices, error)
         verified = self._clock()
-        counts: dict[Key, SpeculationStats] = defaultdict(SpeculationStats)
         for part in done.slices:
-            self._commit_guarded(part, done, counts)
+            self._commit_guarded(part, done)
         if self._oracle and done.logits is not None:
             self._oracle.check(done, [sequence.table for sequence in self.scheduler])
         self.steps += 1
         marks = [began, scheduled, drafted, verified, self._clock()]
-        failures = sum(drafter.take_failures() for drafter in self.drafters.values())
-        told = report(self.steps, self.scheduler, schedule, done, counts, failures, marks)
-        return StepOutput(self._take_chunks(), told)
+        return StepOutput(
+            self._take_chunks(), report(self.steps, self.scheduler, schedule, done, self._tell(), marks)
+        )
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every sequence with an error and give all its resources back, also after a step raised.
@@ -190,26 +202,36 @@ class Engine:
         chunks, self._outbox = self._outbox, []
         return chunks
 
-    def _draft(self, slices: list[Slice], deadline: float) -> tuple[dict[str, DraftTree], dict[str, int]]:
-        """Trees by rid, short of what grammars forbid, and how many nodes were proposed."""
-        trees = draft(slices, self.drafters, self.runner.vocab_size, deadline)
+    def _tell(self) -> Told:
+        told, self._told = self._told, Told()
+        told.drafter_failures = sum(drafter.take_failures() for drafter in self.drafters.values())
+        told.target_reuse = self.cache.take_reuse()
+        told.draft_reuse = sum((drafter.take_reuse() for drafter in self.drafters.values()), Reuse())
+        return told
+
+    def _draft(self, slices: list[Slice], deadline: float) -> tuple[Drafts, dict[str, int]]:
+        """What was drafted, short of what grammars forbid, and how many nodes were proposed."""
+        drafts = draft(slices, self.drafters, self.runner.vocab_size, deadline, self._clock)
+        trees = drafts.trees
         drafted = {rid: len(tree) for rid, tree in trees.items()}
         for part in slices:
-            rid, matcher = part.sequence.rid, part.sequence.matcher
-            if matcher is not None and rid in trees:
-                pruned = _pruned(trees.pop(rid), matcher)
+            sequence, rid = part.sequence, part.sequence.rid
+            if part.depth > 0:
+                sequence.note(drafts.troubles.get(rid))
+            if sequence.matcher is not None and rid in trees:
+                pruned = _pruned(trees.pop(rid), sequence.matcher)
                 trees |= {} if pruned is None else {rid: pruned}
-        return trees, drafted
+        return drafts, drafted
 
-    def _commit_guarded(self, part: Slice, done: Round, counts: dict[Key, SpeculationStats]) -> None:
+    def _commit_guarded(self, part: Slice, done: Round) -> None:
         """What fails here, a tokenizer or a grammar, fails for one sequence."""
         try:
-            self._commit(part, done, counts)
+            self._commit(part, done)
         except Exception as error:
             log.error("sequence %s failed (%s)\n%s", part.sequence.rid, *described(error))
             self._finish(part.sequence, "error", f"the engine failed: {type(error).__name__}")
 
-    def _commit(self, part: Slice, done: Round, counts: dict[Key, SpeculationStats]) -> None:
+    def _commit(self, part: Slice, done: Round) -> None:
         sequence, rid = part.sequence, part.sequence.rid
         computed = sequence.table.computed + part.pending
         if sequence.prompt_logprobs is not None:
@@ -219,20 +241,52 @@ class Engine:
             self.cache.commit(sequence.table, sequence.tokens, computed)
             return
         decoded = sequence.decoding  # else it ended a prefill
+        self._begin_audit(sequence)
         kept, finish = sequence.keep(verdict.tokens)
         sequence.logprobs += done.logprobs.get(rid, [])[:kept]
         self.cache.commit(sequence.table, sequence.tokens, computed + min(kept, len(verdict.path)))
+        if self._audit is not None and self._audit.rid == rid:
+            self._audit.add(done.rows_of(rid, kept))
         if decoded:
-            verified = len(done.trees[rid]) if rid in done.trees else 0
-            stats = round_stats(done.drafted.get(rid, 0), verified, verdict, kept)
-            sequence.stats += stats
-            counts[sequence.key] += stats
+            self._count(part, done, kept)
+        if sequence.first_token is None:
+            sequence.first_token = self._clock()
+        if sequence.request.trace is not None:
+            self._told.traced.append(traced(part, done, kept))
         if finish or verdict.failed:
             self._finish(sequence, finish or "error", None if finish else DEAD_END)
             return
         self._advance_draft(sequence, kept)
         self._deliver(sequence)
         self._acquit(sequence)
+
+    def _count(self, part: Slice, done: Round, kept: int) -> None:
+        """A decode round. A shadow's own is plain; what it would have been counts for its key."""
+        sequence, rid, key = part.sequence, part.sequence.rid, round_key(part)
+        drafted, verified = done.drafted.get(rid, 0), len(done.trees.get(rid, ()))
+        tally, verdict = self._told.tallies[key], done.verdicts[rid]
+        if (would := done.shadows.get(rid)) is not None:
+            tally.add(drafted, verified, would, len(would.tokens))
+            sequence.shadow.add(drafted, verified, would, len(would.tokens))
+            sequence.tally.add(0, 0, verdict, kept)
+            return
+        tally.add(drafted, verified, verdict, kept)
+        sequence.tally.add(drafted, verified, verdict, kept)
+        if verdict.tested:
+            base, extra = self._told.costs.get(key, (0.0, 0.0))
+            sequence.breaker.add(Trial(verdict.tested, verdict.ranks.count(0), kept, base, extra))
+
+    def _begin_audit(self, sequence: Sequence) -> None:
+        if self._audit is None and quality.due(sequence, self.policy):
+            self._audit = quality.Audit(sequence.rid)
+
+    def _end_audit(self, sequence: Sequence, reason: FinishReason) -> Quality | None:
+        """What the audit found, if it was of this sequence. It takes a dense pass."""
+        audit = self._audit
+        if audit is None or audit.rid != sequence.rid:
+            return None
+        self._audit = None
+        return quality.judge(audit, sequence, self.runner) if reason in ("stop", "length") else None
 
     def _advance_draft(self, sequence: Sequence, kept: int) -> None:
         drafter = self._drafter(sequence)
@@ -258,11 +312,13 @@ class Engine:
         self.scheduler.remove(sequence)
         self._forget(sequence.request.request_id)
         last = sequence.chunk(ids, text)
+        found = self._end_audit(sequence, reason)
+        self._told.finished.append(finished(sequence, reason, self._clock(), found))
         self._outbox.append(
             replace(
                 last,
                 finish="stop" if sequence.output.stopped and reason == "length" else reason,
-                stats=sequence.stats,
+                stats=sequence.tally.stats(),
                 cached_tokens=sequence.cached_tokens,
                 error=error,
             )
@@ -296,7 +352,7 @@ class Engine:
 
     # Events ------------------------------------------------------------------------------------------
 
-    def _add(self, request: GenerateRequest, matcher: Matcher | None) -> None:
+    def _add(self, request: GenerateRequest, matcher: Matcher | None, submitted: float) -> None:
         try:
             begun = self._intake.begin(request, matcher)
         except Exception as error:  # of the tokenizer or the grammar, on resumed ids
@@ -309,6 +365,7 @@ class Engine:
             del self._unfinished[request.request_id]
             return
         for sequence, finish in begun:
+            sequence.submitted = submitted
             self.scheduler.add(sequence)
             if finish:
                 self._finish(sequence, finish)

@@ -12,6 +12,11 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+
+from gammaray.types import Reuse
+
+REMEMBERED = 8  # hashes a block of the pool: enough to see that a larger pool would have helped
 
 
 class BlockPool:
@@ -94,6 +99,7 @@ class BlockTable:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # of the leading full blocks
     computed: int = 0
+    seen: int = 0  # leading slots whose content was in the pool once; `computed` of these still were
 
 
 class KVCache:
@@ -103,6 +109,8 @@ class KVCache:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.prefix_cache = prefix_cache
+        self._seen: OrderedDict[bytes, None] = OrderedDict()  # hashes of what was in the pool, oldest first
+        self._reuse = Reuse()
 
     @property
     def capacity(self) -> int:
@@ -116,13 +124,24 @@ class KVCache:
         """
         if not self.prefix_cache:
             return
-        for block_hash in chain_hashes(tokens[:-1], self.block_size, table.salt, []):
+        hashes = chain_hashes(tokens[:-1], self.block_size, table.salt, [])
+        for block_hash in hashes:
             block = self.pool.share(block_hash)
             if block is None:
                 break
             table.blocks.append(block)
             table.hashes.append(block_hash)
         table.computed = len(table.blocks) * self.block_size
+        table.seen = sum(1 for _ in takewhile(self._seen.__contains__, hashes)) * self.block_size
+
+    def count_reuse(self, table: BlockTable) -> None:
+        """This table is in use from now on, with what `attach` found for it."""
+        self._reuse = Reuse(self._reuse.seen + table.seen, self._reuse.reused + table.computed)
+
+    def take_reuse(self) -> Reuse:
+        """Since this was asked last."""
+        reuse, self._reuse = self._reuse, Reuse()
+        return reuse
 
     def grow(self, table: BlockTable, slots: int) -> bool:
         """Make room for `slots` logical slots; False (and no change) when the pool cannot."""
@@ -152,11 +171,18 @@ class KVCache:
             )
             for index in range(known, full):
                 self.pool.register(table.blocks[index], table.hashes[index])
+                self._remember(table.hashes[index])
+
+    def _remember(self, block_hash: bytes) -> None:
+        self._seen[block_hash] = None
+        self._seen.move_to_end(block_hash)
+        if len(self._seen) > REMEMBERED * self.pool.num_blocks:
+            self._seen.popitem(last=False)
 
     def free(self, table: BlockTable) -> None:
         """Give everything back; the table can be attached again."""
         self.pool.release(table.blocks)
-        table.blocks, table.hashes, table.computed = [], [], 0
+        table.blocks, table.hashes, table.computed, table.seen = [], [], 0, 0
 
     def slots(self, table: BlockTable, logical: Iterable[int]) -> list[int]:
         """Physical slots of logical ones."""

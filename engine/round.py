@@ -26,9 +26,16 @@ class Round:
     drafted: dict[str, int] = field(default_factory=dict)  # nodes proposed
     trees: dict[str, DraftTree] = field(default_factory=dict)  # ... and verified
     logits: Tensor | None = None  # [N, V] of the ends: each one's root, then its nodes
+    first_row: dict[str, int] = field(default_factory=dict)  # where those begin
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    shadows: dict[str, Verdict] = field(default_factory=dict)  # what theirs would be, were they none
     logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)  # one per token of the verdict
     prompt_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)  # of this slice's successors
+
+    def rows_of(self, rid: str, count: int) -> Tensor:
+        """The logits [count, V] that its next `count` tokens were chosen from."""
+        assert self.logits is not None
+        return self.logits[[self.first_row[rid] + row for row in self.verdicts[rid].rows[:count]]]
 
 
 def compute(
@@ -47,8 +54,16 @@ def compute(
     logits = runner.forward(rows)  # [N, V]: of each row the pending tokens that want some, then the nodes
     _score_prompts(done, rows, logits)
     done.logits = _of_ends(done, rows, logits)
+    first = 0
+    for part in done.ends:
+        done.first_row[part.sequence.rid] = first
+        first += 1 + len(trees.get(part.sequence.rid, ()))
     verdicts = verify(done.logits, [_job(part, trees.get(part.sequence.rid)) for part in done.ends])
-    done.verdicts = {part.sequence.rid: verdict for part, verdict in zip(done.ends, verdicts, strict=True)}
+    for part, verdict in zip(done.ends, verdicts, strict=True):
+        rid = part.sequence.rid
+        if part.sequence.request.plan.shadow:
+            done.shadows[rid], verdict = verdict, Verdict((), verdict.tokens[:1], 0, failed=verdict.failed)
+        done.verdicts[rid] = verdict
     _score_tokens(done)
     return done
 
@@ -72,7 +87,7 @@ def _job(part: Slice, tree: DraftTree | None) -> VerifyJob:
         sampling=sequence.request.sampling,
         sequence=sequence.index,
         position=len(sequence.tokens),
-        verification=sequence.request.plan.verification,
+        verification="coupled" if sequence.request.plan.shadow else sequence.request.plan.verification,
         constraints=sequence.constraints,
     )
 
@@ -103,14 +118,11 @@ def _of_ends(done: Round, rows: Sequence[Row], logits: Tensor) -> Tensor:
 
 
 def _score_tokens(done: Round) -> None:
-    first = 0
     for part in done.ends:
-        sequence = part.sequence
-        verdict, top = done.verdicts[sequence.rid], sequence.request.sampling.logprobs
-        if top is not None and done.logits is not None:
-            rows = done.logits[[first + row for row in verdict.rows]]
-            done.logprobs[sequence.rid] = logprobs.report(rows, verdict.tokens, top)
-        first += 1 + (len(done.trees[sequence.rid]) if sequence.rid in done.trees else 0)
+        rid, top = part.sequence.rid, part.sequence.request.sampling.logprobs
+        if top is not None:
+            tokens = done.verdicts[rid].tokens
+            done.logprobs[rid] = logprobs.report(done.rows_of(rid, len(tokens)), tokens, top)
 
 
 def moves(done: Round, cache: KVCache) -> tuple[list[int], list[int]]:

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gammaray.engine.depth import allowed_depth, reserved_slots, share_depth
+from gammaray.engine.depth import allowed_shape, reserved_slots, share_depth
+from gammaray.engine.fairness import Service, share_room
 from gammaray.engine.kv import KVCache
 from gammaray.engine.sequence import Sequence, State
 from gammaray.types import PolicySnapshot
@@ -47,6 +48,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._waiting: dict[str, deque[Sequence]] = {}  # tenants that wait; the first is served next
         self._suspects: list[Sequence] = []  # of a step that failed; they run one at a time
+        self._service = Service()
+        self._policy = PolicySnapshot()
 
     @property
     def waiting(self) -> int:
@@ -59,6 +62,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Behind all of its tenant's that are at least as urgent."""
+        if (tenant := sequence.request.tenant) not in (active := {s.request.tenant for s in self}):
+            self._service.enter(tenant, active)
         queue = self._waiting.setdefault(sequence.request.tenant, deque())
         queue.insert(bisect_right(queue, _urgency(sequence), key=_urgency), sequence)
 
@@ -89,9 +94,10 @@ class Scheduler:
         return bool(self._suspects)
 
     def schedule(self, policy: PolicySnapshot) -> Schedule:
+        self._policy = policy
         schedule = Schedule([], [])
         decoding = self._claim_decodes(schedule)
-        wants = [(allowed_depth(s, policy), s.request.plan.width) for s in decoding]
+        wants = [allowed_shape(sequence, policy) for sequence in decoding]
         room = self._draft_room(len(decoding))
         drafted = min(room, sum(depth * width for depth, width in wants))
         left = self.token_budget - len(decoding) - drafted
@@ -99,7 +105,13 @@ class Scheduler:
         if not schedule.preempted:  # else the evicted would push their evictors out again
             prompts += self._claim_admissions(left - sum(part.pending for part in prompts))
         schedule.slices = self._claim_drafts(decoding, wants, room, schedule) + prompts
+        for part in schedule.slices:
+            tenant = part.sequence.request.tenant
+            self._service.charge(tenant, part.pending + part.depth * part.width, self._weight(tenant))
         return schedule
+
+    def _weight(self, tenant: str) -> float:
+        return self._policy.weights.get(tenant, 1.0)
 
     def _claim_decodes(self, schedule: Schedule) -> list[Sequence]:
         """A slot for the pending token of every decoding sequence; the newest sequences make way."""
@@ -113,10 +125,19 @@ class Scheduler:
         return [s for s in self.running if s.decoding]
 
     def _victim(self) -> Sequence:
-        """The newest; if its tenant runs something less urgent, the newest of that."""
-        tenant = self.running[-1].request.tenant
+        """Of the tenant that holds the most KV for its weight, the least urgent; of those the newest."""
+        held = self._held()
+        tenant = max(held, key=lambda tenant: held[tenant] / self._weight(tenant))
         own = [s for s in reversed(self.running) if s.request.tenant == tenant]
         return max(own, key=_urgency)
+
+    def _held(self) -> dict[str, int]:
+        """KV blocks by tenant; the newest tenants come first."""
+        held: dict[str, int] = {}
+        for sequence in reversed(self.running):
+            tenant = sequence.request.tenant
+            held[tenant] = held.get(tenant, 0) + len(sequence.table.blocks)
+        return held
 
     def _draft_room(self, decoding: int) -> int:
         work = sum(s.pending for s in self if not s.decoding)
@@ -128,11 +149,28 @@ class Scheduler:
         self, decoding: list[Sequence], wants: list[tuple[int, int]], room: int, schedule: Schedule
     ) -> list[Slice]:
         slices = []
-        for sequence, (_, width), depth in zip(decoding, wants, share_depth(wants, room), strict=True):
+        for sequence, (_, width), depth in zip(
+            decoding, wants, self._share(decoding, wants, room), strict=True
+        ):
             fitted = self._fit_tree(sequence, depth, width)
             schedule.kv_shrunk += depth > 0 and fitted != (depth, width)
+            if depth > 0 and not fitted[0]:
+                sequence.note("kv")
             slices.append(Slice(sequence, 1, *fitted))
         return slices
+
+    def _share(self, decoding: list[Sequence], wants: list[tuple[int, int]], room: int) -> list[int]:
+        """Depths: each tenant shares the room that it gets among its own."""
+        members: dict[str, list[int]] = {}
+        for index, sequence in enumerate(decoding):
+            members.setdefault(sequence.request.tenant, []).append(index)
+        nodes = {t: sum(wants[i][0] * wants[i][1] for i in own) for t, own in members.items()}
+        depths = [0] * len(wants)
+        for tenant, share in share_room(nodes, self._policy.weights, room).items():
+            own = members[tenant]
+            for index, depth in zip(own, share_depth([wants[i] for i in own], share), strict=True):
+                depths[index] = depth
+        return depths
 
     def _fit_tree(self, sequence: Sequence, depth: int, width: int) -> tuple[int, int]:
         """The largest draft that the reservation and the pool hold: narrower, then a chain, then shorter."""
@@ -161,7 +199,7 @@ class Scheduler:
         return slices
 
     def _admit(self) -> Sequence | None:
-        """The next waiting sequence whose whole prompt has room, tenants in turn.
+        """The next waiting sequence whose whole prompt has room, the least served tenant's first.
 
         A large prompt may be overtaken by smaller ones for a while; then all wait until it fits.
         """
@@ -171,8 +209,10 @@ class Scheduler:
             return self._admit_suspect(self._suspects[0])
         out_of_patience = [t for t, queue in self._waiting.items() if queue[0].overtaken >= PATIENCE]
         passed: list[Sequence] = []
-        for tenant in out_of_patience[:1] or list(self._waiting):
+        for tenant in out_of_patience[:1] or self._service.order(self._waiting):
             head = self._waiting[tenant][0]
+            if not self._has_share(head):  # its own doing, for which nobody has to wait
+                continue
             if self._has_room(head):
                 return self._start(tenant, passed)
             passed.append(head)
@@ -197,6 +237,15 @@ class Scheduler:
         self.running.append(sequence)
         return sequence
 
+    def _has_share(self, sequence: Sequence) -> bool:
+        """Its tenant keeps to its share of the KV pool while others wait."""
+        tenant = sequence.request.tenant
+        share = self._policy.kv_shares.get(tenant, 1.0)
+        held = self._held().get(tenant, 0) if share < 1 else 0
+        if not held or len(self._waiting) == 1:
+            return True
+        return held + self.cache.blocks_for(len(sequence.tokens)) <= share * self.cache.pool.num_blocks
+
     def _has_room(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens, plus one for each running sequence to decode into."""
         leader = sequence.leader
@@ -211,6 +260,7 @@ class Scheduler:
         ):
             if not sequence.preemptions:
                 sequence.cached_tokens = sequence.table.computed
+                self.cache.count_reuse(sequence.table)
             return True
         self.cache.free(sequence.table)
         return False

@@ -9,14 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gammaray.engine.breaker import Breaker
 from gammaray.engine.constraints import Constraints
 from gammaray.engine.grammar import Matcher
 from gammaray.engine.kv import BlockTable
+from gammaray.engine.tally import Tally
 from gammaray.engine.text import OutputText
-from gammaray.engine.verifier import Verdict
-from gammaray.types import NO_STATS, FinishReason, GenerateRequest, Logprobs, SpeculationStats, TokenChunk
+from gammaray.types import Cause, FinishReason, GenerateRequest, Key, Logprobs, TokenChunk
 
-Key = tuple[str, str, str | None]  # tenant, request class, drafter
+TROUBLED_ROUNDS = 4  # in a row without the draft that they should have had: the sequence decodes plainly
 
 
 class State(Enum):
@@ -45,7 +46,14 @@ class Sequence:
     delivered: int = 0  # generated tokens that left in chunks
     logprobs: list[Logprobs] = field(default_factory=list)  # of generated tokens that have not left yet
     prompt_logprobs: list[Logprobs | None] | None = None  # as far as computed; None: not asked for, or left
-    stats: SpeculationStats = NO_STATS
+    tally: Tally = field(default_factory=Tally)  # of what was emitted
+    shadow: Tally = field(default_factory=Tally)  # of what would have been, were it no shadow
+    breaker: Breaker = field(default_factory=Breaker)
+    trouble: Cause | None = None  # of the last round that should have had a draft
+    troubled: int = 0  # such rounds in a row
+    submitted: float = 0.0  # these on the engine's clock
+    started: float | None = None
+    first_token: float | None = None
 
     def keep(self, tokens: Iterable[int]) -> tuple[int, FinishReason | None]:
         """Append tokens until an end token, a stop string or max_tokens ends the text inside the block."""
@@ -121,16 +129,15 @@ class Sequence:
     def key(self) -> Key:
         return self.request.tenant, self.request.request_class, self.request.plan.drafter
 
+    def note(self, trouble: Cause | None) -> None:
+        """Whether a round that should have had a draft had one, or none for want of something to say."""
+        self.trouble, self.troubled = trouble, self.troubled + 1 if trouble else 0
 
-def round_stats(drafted: int, verified: int, verdict: Verdict, kept: int) -> SpeculationStats:
-    """One decode round of which `kept` tokens survived EOS, stop strings and max_tokens."""
-    return SpeculationStats(
-        rounds=1,
-        drafted=drafted,
-        verified=verified,
-        accepted=min(kept, len(verdict.path)),
-        emitted=kept,
-        tested=verdict.tested,
-        first_accepted=verdict.first_accepted,
-        lengths=(0,) * kept + (1,),
-    )
+    @property
+    def fallback(self) -> Cause | None:
+        """Why it decodes plainly, though it was to speculate."""
+        if self.request.plan.shadow:
+            return None
+        if self.breaker.open:
+            return "low_acceptance"
+        return self.trouble if self.troubled >= TROUBLED_ROUNDS else None

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
+from gammaray.engine.capture import Capture
 from gammaray.engine.drafting import described
 from gammaray.engine.engine import TOKEN_BUDGET, Engine
 from gammaray.errors import EngineFailure, ReplicaLost
@@ -77,6 +78,7 @@ class AsyncEngine:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._wake = threading.Condition()
+        self._capture = Capture()
         self._stopping = False
         self._stopped = False
         self._lost: str | None = None  # why nobody is served any more
@@ -118,6 +120,10 @@ class AsyncEngine:
         """Use this policy from the next step on."""
         self._engine.apply(policy)
         self._notify()
+
+    async def profile(self, steps: int, timeout_s: float) -> str:
+        """Captures the next steps with torch's profiler, and tells the file. Raises Overloaded."""
+        return await asyncio.to_thread(self._capture.order, steps, timeout_s)
 
     def health(self) -> Health:
         """From any thread, also while a step runs."""
@@ -197,6 +203,7 @@ class AsyncEngine:
         return not self._stopping
 
     def _step(self) -> None:
+        self._capture.before()
         try:
             output = self._engine.step()
         except ReplicaLost:  # its requests are not failed: they go on elsewhere
@@ -205,6 +212,7 @@ class AsyncEngine:
             log.error("engine step failed (%s)\n%s", *described(error))
             self._deliver(self._engine.fail_all(f"engine step failed: {type(error).__name__}"))
             return
+        self._capture.after()
         self._deliver(output.chunks)
         self._report = output.report
         try:

@@ -7,10 +7,7 @@ with that clock, then runs its real scheduler, verifier and bookkeeping at simul
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gammaray.engine.batch import Row
+from gammaray.engine.profile import StepProfile
 
 LOGIT_ROWS = 1021  # contexts share so many rows of logits; prime
 LOGIT_SCALE = 2.0  # standard deviation of a row
@@ -47,38 +45,14 @@ class SimClock:
         self._now = max(self._now, time)
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """SPS(B) of math.md section 3 as a table of (tokens fed, seconds of the step), ascending.
-
-    Between two points it is linear; with `stepped` every batch is padded up to the next point.
-    """
-
-    points: tuple[tuple[int, float], ...]
-    stepped: bool = False
-
-    def __post_init__(self) -> None:
-        ascending = all(a < b and s <= t for (a, s), (b, t) in pairwise(self.points))
-        if not self.points or not ascending or self.points[0][1] < 0:
-            raise ValueError(
-                f"{self.points} is no cost table: give (tokens, seconds) with ascending tokens, and seconds "
-                "that start at 0 or more and never fall"
-            )
+class StepCost(StepProfile):
+    """What a step of a simulated device costs."""
 
     def seconds(self, tokens: int) -> float:
-        """Up to the first point its cost. Raises ValueError beyond the last one: nothing is free."""
-        above = bisect_left(self.points, tokens, key=lambda point: point[0])
-        if above == len(self.points):
+        """Raises ValueError beyond the last point: nothing is free."""
+        if tokens > self.points[-1][0]:
             raise ValueError(f"the cost table ends at {self.points[-1][0]} tokens; add a point for {tokens}")
-        upper, most = self.points[above]
-        if self.stepped or above == 0:
-            return most
-        lower, least = self.points[above - 1]
-        return least + (most - least) * (tokens - lower) / (upper - lower)
-
-    def sps(self, tokens: int) -> float:
-        """Steps per second."""
-        return 1 / self.seconds(tokens)
+        return super().seconds(tokens)
 
 
 class Language:

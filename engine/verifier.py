@@ -38,14 +38,14 @@ class VerifyJob:
 class Verdict:
     """What one round emits.
 
-    `tested` counts the visited nodes that had children, which are also the levels tested; `first_accepted`
-    those whose first child was taken. Acceptance is their ratio; len(path) levels were accepted.
+    `tested` counts the visited nodes that had children, which are also the levels tested; of these, the first
+    len(path) were accepted.
     """
 
     path: tuple[int, ...]  # accepted nodes, root to leaf
     tokens: tuple[int, ...]  # their tokens, then the recovered or bonus token
     tested: int
-    first_accepted: int
+    ranks: tuple[int, ...] = ()  # of the accepted nodes among their siblings, in the order these were tried
     failed: bool = False  # no token can follow: the model gave no finite logit, or constraints left none
 
     @property
@@ -88,8 +88,8 @@ class _Walk:
     children: list[list[int]]  # children[1 + node], the root first
     path: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
     tested: int = 0
-    first_accepted: int = 0
     failed: bool = False
 
     @property
@@ -113,12 +113,12 @@ class _Walk:
         self.tested += bool(children)
         if step.rank < 0:
             return False
-        self.first_accepted += step.rank == 0
+        self.ranks.append(step.rank)
         self.path.append(children[step.rank])
         return True
 
     def verdict(self) -> Verdict:
-        return Verdict(tuple(self.path), tuple(self.tokens), self.tested, self.first_accepted, self.failed)
+        return Verdict(tuple(self.path), tuple(self.tokens), self.tested, tuple(self.ranks), self.failed)
 
 
 def _start(jobs: Sequence[VerifyJob]) -> list[_Walk]:

@@ -10,6 +10,7 @@ import torch
 from gammaray.actors.link.client import Link
 from gammaray.actors.link.frames import Asked, Change, Trees, Update
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
+from gammaray.types import Cause
 
 
 class RemoteDrafter:
@@ -21,6 +22,7 @@ class RemoteDrafter:
     def __init__(self, link: Link, vocab_size: int | None = None) -> None:
         self.link, self.vocab_size = link, vocab_size
         self.drafts = self.hits = 0
+        self._answered = True  # to the last question
         self._generation = link.generation
         self._handles: dict[str, int] = {}
         self._lengths: dict[int, int] = {}
@@ -36,9 +38,10 @@ class RemoteDrafter:
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
         with self.link.lock:
-            if not isinstance(ticket.payload, int):
-                return {}
-            if (found := self.link.answer(ticket.payload, deadline)) is None:
+            number = ticket.payload
+            found = self.link.answer(number, deadline) if isinstance(number, int) else None
+            self._answered = found is not None
+            if found is None:
                 return {}
             trees = {}
             for view in ticket.views:
@@ -78,6 +81,12 @@ class RemoteDrafter:
         with self.link.lock:
             self._notice_loss()
             return self._lengths.get(self._handles.get(rid, -1))
+
+    def trouble(self, rid: str) -> Cause | None:
+        """`timeout`: the worker is there, but late, or left alone for a while as it was late."""
+        if not self.link.up:
+            return "worker_lost"
+        return None if self._answered else "timeout"
 
     def keep(self) -> None:
         """See Link.keep; also tells an idle worker what was released."""

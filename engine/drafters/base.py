@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from gammaray.types import SamplingParams
+from gammaray.types import Cause, Reuse, SamplingParams
 
 Drawn = Literal["deterministic", "iid", "without_replacement"]
 
@@ -86,6 +86,22 @@ class Drafter(Protocol):
 
     def length(self, rid: str) -> int | None:
         """Tokens that the state of `rid` stands for, for the state oracle; None when unknown."""
+
+
+@runtime_checkable
+class Troubled(Protocol):
+    """A drafter that may be away."""
+
+    def trouble(self, rid: str) -> Cause | None:
+        """Why the last `collect` had no draft for `rid`, if it should have had one."""
+
+
+@runtime_checkable
+class Caching(Protocol):
+    """A drafter with a prefix cache in this process."""
+
+    def take_reuse(self) -> Reuse:
+        """Since this was asked last."""
 
 
 @runtime_checkable

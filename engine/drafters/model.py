@@ -21,7 +21,7 @@ from gammaray.engine.drafters.growth import Branch, Growth, add_level, candidate
 from gammaray.engine.drafters.outcomes import RANKS, Outcomes, share_budget
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.runner import ModelRunner
-from gammaray.types import MAX_TREE_NODES
+from gammaray.types import MAX_TREE_NODES, Reuse
 
 CATCH_UP_TOKENS = 512  # committed tokens fed in a round, by all sequences together
 ANTICIPATED_ROWS = 64  # outcomes in a pass, of all sequences together
@@ -125,6 +125,11 @@ class ModelDrafter:
         self.release(rid)
         state = self._states[rid] = _State(list(tokens), BlockTable(salt=salt))
         self.cache.attach(state.table, state.tokens)
+        self.cache.count_reuse(state.table)
+
+    def take_reuse(self) -> Reuse:
+        """Of its prefix cache, since this was asked last."""
+        return self.cache.take_reuse()
 
     def release(self, rid: str) -> None:
         if state := self._states.pop(rid, None):

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from gammaray.engine.drafters.base import Drafter, DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.base import Caching, Drafter, DraftTree, DraftView, Ticket, Troubled
+from gammaray.types import Cause, Reuse
 
 
 class Switch(ABC):
@@ -54,13 +55,31 @@ class Switch(ABC):
         drafter = self.chosen.get(rid)
         return drafter.length(rid) if drafter else None
 
+    def trouble(self, rid: str) -> Cause | None:
+        drafter = self.chosen.get(rid)
+        if drafter is None:
+            return "worker_lost"
+        return drafter.trouble(rid) if isinstance(drafter, Troubled) else None
+
 
 class TenantDrafter(Switch):
-    """One drafter by name, of which every tenant has its own. The salt of a sequence is its tenant's name."""
+    """One drafter by name, of which tenants have their own. The salt of a sequence is its tenant's name."""
 
-    def __init__(self, drafters: Mapping[str, Drafter], vocab_size: int | None) -> None:
+    def __init__(
+        self, drafters: Mapping[str, Drafter], vocab_size: int | None, others: Drafter | None = None
+    ) -> None:
+        """`others`: of every tenant that has none of its own."""
         super().__init__(vocab_size)
-        self._drafters = dict(drafters)
+        self._drafters, self._others = dict(drafters), others
 
     def choose(self, rid: str, salt: bytes) -> Drafter | None:
-        return self._drafters.get(salt.decode())
+        return self._drafters.get(salt.decode(), self._others)
+
+    def take_reuse(self) -> Reuse:
+        """Of those that have a prefix cache in this process."""
+        total, counted = Reuse(), set[int]()
+        for one in (*self._drafters.values(), self._others):
+            if isinstance(one, Caching) and id(one) not in counted:
+                counted.add(id(one))
+                total += one.take_reuse()
+        return total

@@ -14,7 +14,7 @@ from gammaray.engine.drafters.ngram import NgramDrafter
 from gammaray.engine.engine import Engine, EngineOptions
 from gammaray.engine.sequence import State
 from gammaray.errors import InvalidRequest
-from gammaray.types import PLAIN, GenerateRequest, PolicySnapshot, SamplingParams, SpeculationPlan
+from gammaray.types import PLAIN, GenerateRequest, KeyPolicy, PolicySnapshot, SamplingParams, SpeculationPlan
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 CHAIN = SpeculationPlan("oracle", 6, 1)
@@ -157,7 +157,7 @@ def test_tenants_do_not_share_a_prefix() -> None:
 
 def test_a_policy_narrows_gamma_from_the_next_step_on(script: list[int]) -> None:
     served = engine(Foresight(script))
-    served.apply(PolicySnapshot(version=1, max_gamma={("default", "default", "oracle"): 1}))
+    served.apply(PolicySnapshot(version=1, keys={("default", "default", "oracle"): KeyPolicy(gamma=1)}))
     (outcome,) = run(served, [request(plan=CHAIN)]).values()
     assert outcome.stats is not None
     assert outcome.stats.lengths == (0, 1, 5)  # two tokens a round, at most one of them drafted

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 import pytest
 from support.tape import Letters
 
-from gammaray.engine.depth import allowed_depth, reserved_slots, share_depth
+from gammaray.engine.depth import allowed_shape, reserved_slots, share_depth
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.scheduler import PATIENCE, Schedule, Scheduler
 from gammaray.engine.sequence import Sequence, State
 from gammaray.engine.text import OutputText
-from gammaray.types import PLAIN, GenerateRequest, PolicySnapshot, SamplingParams, SpeculationPlan
+from gammaray.types import PLAIN, GenerateRequest, KeyPolicy, PolicySnapshot, SamplingParams, SpeculationPlan
 
 BLOCK = 4
 POLICY = PolicySnapshot()
@@ -89,8 +89,8 @@ def test_the_common_cap_on_depth_leaves_short_drafts_whole() -> None:
 )
 def test_depth_is_the_least_of_its_limits(left: int, limit: int | None, expected: int) -> None:
     one = sequence("r", 4, max_tokens=left, plan=SpeculationPlan("x", 6))
-    limits = {} if limit is None else {("a", "default", "x"): limit}
-    assert allowed_depth(one, PolicySnapshot(max_gamma=limits)) == expected
+    keys = {} if limit is None else {("a", "default", "x"): KeyPolicy(gamma=limit)}
+    assert allowed_shape(one, PolicySnapshot(keys=keys))[0] == expected
 
 
 def test_a_tree_keeps_to_its_reservation() -> None:

@@ -179,12 +179,12 @@ TREE = DraftTree((3, 4, 5, 6, 7), (-1, -1, 0, 0, 1))
 @pytest.mark.parametrize(
     ("targets", "verdict"),
     [
-        ((1, 0, 0, 0, 0, 0), Verdict((), (1,), 1, 0)),
-        ((3, 1, 0, 0, 0, 0), Verdict((0,), (3, 1), 2, 1)),
-        ((3, 5, 0, 2, 0, 0), Verdict((0, 2), (3, 5, 2), 2, 2)),
-        ((3, 6, 0, 0, 2, 0), Verdict((0, 3), (3, 6, 2), 2, 1)),
-        ((4, 0, 7, 0, 0, 6), Verdict((1, 4), (4, 7, 6), 2, 1)),
-        ((4, 0, 5, 0, 0, 0), Verdict((1,), (4, 5), 2, 0)),
+        ((1, 0, 0, 0, 0, 0), Verdict((), (1,), 1)),
+        ((3, 1, 0, 0, 0, 0), Verdict((0,), (3, 1), 2, (0,))),
+        ((3, 5, 0, 2, 0, 0), Verdict((0, 2), (3, 5, 2), 2, (0, 0))),
+        ((3, 6, 0, 0, 2, 0), Verdict((0, 3), (3, 6, 2), 2, (0, 1))),
+        ((4, 0, 7, 0, 0, 6), Verdict((1, 4), (4, 7, 6), 2, (1, 0))),
+        ((4, 0, 5, 0, 0, 0), Verdict((1,), (4, 5), 2, (1,))),
     ],
 )
 def test_walks_by_hand(targets, verdict):
@@ -195,7 +195,7 @@ def test_walks_by_hand(targets, verdict):
 def test_plain_rounds_and_empty_trees_emit_one_token():
     jobs = [greedy_job(None), greedy_job(DraftTree((), ())), greedy_job(TREE)]
     verdicts = verify(one_hot(2, 3, 4, 0, 7, 0, 0, 1), jobs)
-    assert verdicts == [Verdict((), (2,), 0, 0), Verdict((), (3,), 0, 0), Verdict((1, 4), (4, 7, 1), 2, 1)]
+    assert verdicts == [Verdict((), (2,), 0), Verdict((), (3,), 0), Verdict((1, 4), (4, 7, 1), 2, (1, 0))]
     assert verify(torch.empty(0, VOCAB), []) == []
 
 

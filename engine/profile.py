@@ -1,0 +1,90 @@
+"""How long a step of this target takes on this device, by the tokens that it feeds: measured at start-up."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+from torch import Tensor
+
+from gammaray.engine.batch import Row
+
+REPEATS = 2  # the faster one counts: what disturbed the other is not the device
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """SPS(B) of math.md section 3 as a table of (tokens fed, seconds of the step), ascending.
+
+    Between two points it is linear; with `stepped` every batch is padded up to the next point. Beyond the
+    last one a token costs what it costs there in the mean.
+    """
+
+    points: tuple[tuple[int, float], ...]
+    stepped: bool = False
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b and s <= t for (a, s), (b, t) in pairwise(self.points))
+        if not self.points or not ascending or self.points[0][1] < 0:
+            raise ValueError(
+                f"{self.points} is no cost table: give (tokens, seconds) with ascending tokens, and seconds "
+                "that start at 0 or more and never fall"
+            )
+
+    def seconds(self, tokens: int) -> float:
+        """Up to the first point its cost."""
+        above = bisect_left(self.points, tokens, key=lambda point: point[0])
+        if above == len(self.points):
+            last, most = self.points[-1]
+            return most * tokens / last
+        upper, most = self.points[above]
+        if self.stepped or above == 0:
+            return most
+        lower, least = self.points[above - 1]
+        return least + (most - least) * (tokens - lower) / (upper - lower)
+
+    def sps(self, tokens: int) -> float:
+        """Steps per second."""
+        return 1 / self.seconds(tokens)
+
+
+class Target(Protocol):
+    """The part of a ModelRunner that is measured."""
+
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+
+    def forward(self, rows: Sequence[Row]) -> Tensor: ...
+
+
+def measure(
+    target: Target, most: int, clock: Callable[[], float] = time.perf_counter, repeats: int = REPEATS
+) -> StepProfile:
+    """Passes over 1, 2, 4, ... and `most` tokens of sequences that have just begun. Nothing may run yet.
+
+    The KV that it writes is nobody's. A larger batch that happened to be faster takes as long as the smaller.
+    """
+    most = min(most, target.num_blocks * target.block_size)
+    sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
+    target.forward(_rows(target, 1))  # what only the first pass does
+    seconds = [min(_timed(target, size, clock) for _ in range(repeats)) for size in sizes]
+    return StepProfile(tuple(zip(sizes, accumulate(seconds, max), strict=True)))
+
+
+def _timed(target: Target, tokens: int, clock: Callable[[], float]) -> float:
+    rows = _rows(target, tokens)
+    began = clock()
+    target.forward(rows)
+    return clock() - began
+
+
+def _rows(target: Target, tokens: int) -> list[Row]:
+    """One token each, as decoding feeds them; several where there are not as many blocks."""
+    count = min(tokens, target.num_blocks)
+    fed = [tokens // count + (row < tokens % count) for row in range(count)]
+    return [Row([row % target.vocab_size] * length, 0, [row]) for row, length in enumerate(fed)]
