@@ -263,15 +263,15 @@ class Engine:
     def _count(self, part: Slice, done: Round, kept: int) -> None:
         """A decode round. A shadow's own is plain; what it would have been counts for its key."""
         sequence, rid, key = part.sequence, part.sequence.rid, round_key(part)
-        drafted, verified = done.drafted.get(rid, 0), len(done.trees.get(rid, ()))
+        drafted, tree = done.drafted.get(rid, 0), done.trees.get(rid)
         tally, verdict = self._told.tallies[key], done.verdicts[rid]
         if (would := done.shadows.get(rid)) is not None:
-            tally.add(drafted, verified, would, len(would.tokens))
-            sequence.shadow.add(drafted, verified, would, len(would.tokens))
-            sequence.tally.add(0, 0, verdict, kept)
+            tally.add(drafted, tree, would, len(would.tokens))
+            sequence.shadow.add(drafted, tree, would, len(would.tokens))
+            sequence.tally.add(0, None, verdict, kept)
             return
-        tally.add(drafted, verified, verdict, kept)
-        sequence.tally.add(drafted, verified, verdict, kept)
+        tally.add(drafted, tree, verdict, kept)
+        sequence.tally.add(drafted, tree, verdict, kept)
         if verdict.tested:
             base, extra = self._told.costs.get(key, (0.0, 0.0))
             sequence.breaker.add(Trial(verdict.tested, verdict.ranks.count(0), kept, base, extra))

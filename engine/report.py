@@ -77,6 +77,7 @@ def finished(sequence: Seq, reason: FinishReason, now: float, found: Quality | N
         cached_tokens=sequence.cached_tokens,
         output_tokens=sequence.generated,
         stats=(sequence.shadow if request.plan.shadow else sequence.tally).stats(),
+        preemptions=sequence.preemptions,
         queued_s=begun - sequence.submitted,
         first_s=first - sequence.submitted,
         total_s=now - sequence.submitted,

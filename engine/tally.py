@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gammaray.engine.drafters.base import DraftTree
 from gammaray.engine.verifier import Verdict
 from gammaray.types import SpeculationStats
 
@@ -19,17 +20,21 @@ class Tally:
     accepted: int = 0
     emitted: int = 0
     tested: int = 0
+    levels: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     level_tested: Counter[int] = field(default_factory=Counter)
     level_first: Counter[int] = field(default_factory=Counter)
     level_accepted: Counter[int] = field(default_factory=Counter)
     ranks: Counter[int] = field(default_factory=Counter)
 
-    def add(self, drafted: int, verified: int, verdict: Verdict, kept: int) -> None:
-        """A round of which `kept` tokens survived EOS, stop strings and max_tokens."""
+    def add(self, drafted: int, tree: DraftTree | None, verdict: Verdict, kept: int) -> None:
+        """A round that proposed `drafted` nodes, verified those of `tree`, and whose first `kept` tokens
+        survived EOS, stop strings and max_tokens."""
         self.rounds += 1
         self.drafted += drafted
-        self.verified += verified
+        if tree is not None:
+            self.verified += len(tree)
+            self.levels += tree.depth
         self.accepted += min(kept, len(verdict.path))
         self.emitted += kept
         self.tested += verdict.tested
@@ -50,6 +55,7 @@ class Tally:
             self.emitted,
             self.tested,
             self.ranks[0],
+            self.levels,
             *(_listed(c) for c in (self.lengths, self.level_tested, self.level_first)),
             *(_listed(c) for c in (self.level_accepted, self.ranks)),
         )

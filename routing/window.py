@@ -27,6 +27,7 @@ SCALARS = (
     "emitted_squared",  # of each round, for the variance of tau
     "tested",
     "first_accepted",
+    "levels",  # of the trees verified
     "base_s",  # see KeyCounts
     "extra_s",
     "planned",  # sequences that ended and were to speculate
@@ -168,7 +169,7 @@ def _add_counts(row: Counts, part: KeyCounts) -> None:
 
 def add_stats(row: Counts, stats: SpeculationStats) -> None:
     """Into a row [WIDTH]."""
-    row[:8] += (
+    row[:9] += (
         stats.rounds,
         stats.drafted,
         stats.verified,
@@ -177,6 +178,7 @@ def add_stats(row: Counts, stats: SpeculationStats) -> None:
         sum(k * k * rounds for k, rounds in enumerate(stats.lengths)),
         stats.tested,
         stats.first_accepted,
+        stats.levels,
     )
     for name in ("level_tested", "level_first", "level_accepted", "ranks"):
         _add_vector(row[VECTOR[name]], getattr(stats, name))
@@ -191,7 +193,7 @@ def _add_vector(part: Counts, values: Sequence[int]) -> None:
 
 def _add_finished(row: Counts, ended: Finished) -> None:
     row[COLUMN["finished"]] += 1
-    row[COLUMN["prompt_tokens"]] += ended.prompt_tokens
+    row[COLUMN["prompt_tokens"]] += ended.prompt_tokens if ended.index == 0 else 0
     row[COLUMN["output_tokens"]] += ended.output_tokens
     if ended.drafter is not None and not ended.shadow:
         row[COLUMN["planned"]] += 1

@@ -71,7 +71,7 @@ class SpeculationPlan:
     gamma: int = 0  # depth of the draft tree
     width: int = 1  # children expanded per level
     verification: Verification = "coupled"
-    adaptive: bool = True  # the depth follows what is accepted; else it is gamma until the end
+    adaptive: bool = False  # the depth follows what is accepted; else it is gamma until the end
     state: State = "on"  # when it was planned; of a plain plan, why it is plain
     epoch: int = 0  # of its key's policy; once that has a later one, the request goes on plainly
     shadow: bool = False  # drafts and verifies, but emits what plain decoding would
@@ -90,6 +90,44 @@ class Forecast:
 
 
 NO_FORECAST = Forecast()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks of speculation; None: nothing."""
+
+    enabled: bool | None = None
+    drafter: str | None = None
+    gamma: int | None = None  # 0: plain decoding
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an ingress knows of a request that is to be planned. What a client wrote is in no repr.
+
+    Of an HTTP request with several prompts this is the longest one, as all run under one plan.
+    """
+
+    request_id: str
+    tenant: str
+    route: Literal["chat", "completions"] = "completions"
+    prompt: tuple[int, ...] = field(default=(), repr=False)  # token ids
+    text: str | None = field(default=None, repr=False)  # of the prompt; None: it came as token ids
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # names in lower case
+    temperature: float = 1.0
+    seeded: bool = False  # the client gave a seed
+    wish: Wish = field(default=Wish(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How a request runs. `notes`: one sentence for each of its client's wishes that was cut back."""
+
+    plan: SpeculationPlan = PLAIN
+    request_class: str = "default"
+    forecast: Forecast = NO_FORECAST
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +158,7 @@ class SpeculationStats:
     emitted: int = 0  # tokens committed in those rounds
     tested: int = 0  # first-tried children that were tested
     first_accepted: int = 0  # ... and accepted
+    levels: int = 0  # of the trees that reached the target
     lengths: tuple[int, ...] = ()  # lengths[k]: rounds that emitted k tokens
     level_tested: tuple[int, ...] = ()  # [j]: rounds whose level j was tested; sums to `tested`
     level_first: tuple[int, ...] = ()  # ... and its first-tried child accepted; sums to `first_accepted`
@@ -135,6 +174,7 @@ class SpeculationStats:
             emitted=self.emitted + other.emitted,
             tested=self.tested + other.tested,
             first_accepted=self.first_accepted + other.first_accepted,
+            levels=self.levels + other.levels,
             lengths=_sum(self.lengths, other.lengths),
             level_tested=_sum(self.level_tested, other.level_tested),
             level_first=_sum(self.level_first, other.level_first),
@@ -218,6 +258,10 @@ class PolicySnapshot:
     version: int = 0
     speculation: bool = True  # False: the global kill switch
     keys: Mapping[Key, KeyPolicy] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)  # of tenants, where it is not 1
+    kv_shares: Mapping[str, float] = field(default_factory=dict)  # of the KV pool, where it is not 1
+    drafters: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by tenant and class, if switched
+    audit: frozenset[Key] = frozenset()  # whose next texts are compared with the dense model's, see Quality
 
     def of(self, key: Key) -> KeyPolicy:
         return self.keys.get(key, FREE)
@@ -265,10 +309,12 @@ class Finished:
     shadow: bool
     reason: FinishReason
     fallback: Cause | None  # it was to speculate and ended plainly
+    index: int  # among the request's sequences, which share the prompt
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     stats: SpeculationStats  # of a shadow: what would have been
+    preemptions: int = 0  # how often it gave its KV back and computed it again
     queued_s: float = 0.0  # until it ran first
     first_s: float = 0.0  # until its first token, since it was submitted
     total_s: float = 0.0
@@ -292,6 +338,9 @@ class Reuse:
 
     seen: int = 0
     reused: int = 0
+
+    def __add__(self, other: Reuse) -> Reuse:
+        return Reuse(self.seen + other.seen, self.reused + other.reused)
 
 
 @dataclass(frozen=True, slots=True)
