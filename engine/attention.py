@@ -35,6 +35,10 @@ class Attention(Protocol):
 class Model(Protocol):
     """A causal language model whose attention is handed in."""
 
+    @property
+    def embeddings(self) -> Tensor:
+        """Of the input, [V, H]."""
+
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
     ) -> Tensor:

@@ -28,6 +28,11 @@ class HuggingFaceModel:
         self._model = model
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
+    @property
+    def embeddings(self) -> Tensor:
+        weight: Tensor = self._model.get_input_embeddings().weight
+        return weight.detach()
+
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
     ) -> Tensor:

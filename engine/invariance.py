@@ -41,6 +41,10 @@ class RowPadded:
         self._model = model
         self._rows = rows
 
+    @property
+    def embeddings(self) -> Tensor:
+        return self._model.embeddings
+
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
     ) -> Tensor:

@@ -51,6 +51,10 @@ class LeanModel:
         self._head = pack(model.lm_head.weight.detach(), None).forward
         self._layers = [_take(base.layers[i], pack) for i in range(config.num_hidden_layers)]
 
+    @property
+    def embeddings(self) -> Tensor:
+        return self._embedding
+
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
     ) -> Tensor:

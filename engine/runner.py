@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gammaray.engine.attention import DenseAttention, Model, PagedAttention
 from gammaray.engine.batch import Row, Step, pack
 from gammaray.engine.hidden import FeatureModel
 from gammaray.engine.pool import KVPool
+from gammaray.engine.projection import projection
 from gammaray.errors import ConfigError
 from gammaray.kernels.paths import AttentionSizes
 
@@ -63,6 +66,10 @@ class ModelRunner:
             raise ConfigError(f"hidden states of layers {list(layers)}: the model has 0 to {self.num_layers}")
         logits, features = self.run_features(pack(rows, self.block_size), layers)
         return logits.to(torch.float32, copy=True), features.clone()
+
+    def projection(self) -> NDArray[np.float16]:
+        """What the acceptance predictor reads of each token, [V, 8]."""
+        return projection(self._model.embeddings)
 
     @torch.inference_mode()
     def run(self, step: Step) -> Tensor:
