@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -30,8 +30,7 @@ class HuggingFaceModel:
 
     @property
     def embeddings(self) -> Tensor:
-        weight: Tensor = self._model.get_input_embeddings().weight
-        return weight.detach()
+        return cast(Tensor, self._model.get_input_embeddings().weight).detach()
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None

@@ -43,7 +43,7 @@ class LeanModel:
         config, base = model.config, model.model
         self._heads, self._kv_heads = _heads(base.layers[0].self_attn)
         self._eps: float = config.rms_norm_eps
-        self._embedding = base.embed_tokens.weight.detach()
+        self._embedding: Tensor = base.embed_tokens.weight.detach()
         self._inv_freq = base.rotary_emb.inv_freq.float()
         self._rope_scale: float = base.rotary_emb.attention_scaling
         self._norm = _doubled(base.norm)

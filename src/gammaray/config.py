@@ -394,6 +394,8 @@ class Config(Strict):
             raise PydanticCustomError("keys", "server.protect_metrics: there are no server.operator_keys")
         if self.telemetry.log_prompts and server.access_log is None:
             raise PydanticCustomError("log", "telemetry.log_prompts: there is no server.access_log")
+        if self.telemetry.trace_ratio and self.telemetry.otlp_endpoint is None:
+            raise PydanticCustomError("trace", "telemetry.trace_ratio: there is no telemetry.otlp_endpoint")
         return self
 
     def _keys(self) -> Iterator[tuple[str, Key]]:
