@@ -15,6 +15,7 @@ import typer
 
 from gammaray import __version__
 from gammaray.errors import ConfigError, GammarayError, InvalidRequest
+from gammaray.tenants_cli import tenants
 from gammaray.types import PLAIN, SamplingParams, SpeculationPlan
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -22,6 +23,7 @@ EMBEDDED = "smollm2-135m-instruct"
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 benches = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(benches, name="bench")
+app.add_typer(tenants, name="tenants")
 
 
 def main() -> None:

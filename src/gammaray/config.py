@@ -149,10 +149,18 @@ def _check_nodes(gamma: int, width: int) -> None:
         raise PydanticCustomError("nodes", text, {"limit": MAX_TREE_NODES, "gamma": gamma, "width": width})
 
 
+def _as_tuple(value: Any) -> Any:
+    """YAML has lists only."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Range = Annotated[tuple[float, float], BeforeValidator(_as_tuple)]
+
+
 class Bucket(Strict):
     """The draft shape of requests whose predicted acceptance lies in `alpha`."""
 
-    alpha: tuple[float, float]
+    alpha: Range
     gamma: int = Field(ge=0, le=16)  # 0: plain
     width: int = Field(default=1, ge=1, le=8)
 
