@@ -67,13 +67,15 @@ def measure(
 ) -> StepProfile:
     """Passes over 1, 2, 4, ... and `most` tokens of sequences that have just begun. Nothing may run yet.
 
-    The KV that it writes is nobody's. A larger batch that happened to be faster takes as long as the smaller.
+    The KV that it writes is nobody's. Where a larger batch was faster, something disturbed the smaller one,
+    which then counts as taking as long: SPS(B) never rises.
     """
     most = min(most, target.num_blocks * target.block_size)
     sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
     target.forward(_rows(target, 1))  # what only the first pass does
     seconds = [min(_timed(target, size, clock) for _ in range(repeats)) for size in sizes]
-    return StepProfile(tuple(zip(sizes, accumulate(seconds, max), strict=True)))
+    undisturbed = [*accumulate(reversed(seconds), min)][::-1]
+    return StepProfile(tuple(zip(sizes, undisturbed, strict=True)))
 
 
 def _timed(target: Target, tokens: int, clock: Callable[[], float]) -> float:

@@ -157,6 +157,27 @@ def generate(
 
 
 @app.command()
+def top(
+    url: Annotated[str, typer.Option(help="A running server.")] = "http://127.0.0.1:8000",
+    operator_key: Annotated[
+        str | None,
+        typer.Option(
+            "--operator-key",
+            envvar="GAMMARAY_OPERATOR_KEY",
+            help="Other users of this machine can see it; the variable they cannot.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="One look.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="The overview as one line of JSON.")] = False,
+) -> None:
+    """Watch the tenants of a running server; Ctrl-C leaves."""
+    from gammaray.telemetry.top import top as watch
+
+    watch(url, operator_key, once=once, as_json=as_json, interval_s=interval)
+
+
+@app.command()
 def topology(
     source: Annotated[
         list[Path] | None,

@@ -30,10 +30,12 @@ ALLOWED = {  # of gammaray's own; a room may always import itself
     "api": BASE | {"telemetry"},
     "actors": BASE | {"kernels", "engine", "routing", "telemetry"},
     "cluster": BASE | {"kernels", "engine", "routing", "telemetry", "actors", "api"},
-    "cli": BASE | {"kernels", "engine", "routing", "telemetry", "actors", "api", "cluster"},
+    "tenants_cli": BASE | {"yamlfile", "routing"},
+    "cli": BASE | {"tenants_cli", "kernels", "engine", "routing", "telemetry", "actors", "api", "cluster"},
 }
 ROOMS = {"kernels", "routing", "telemetry", "api", "engine", "actors", "cluster"}
 MAY_IMPORT = {"ray": {"actors", "cluster"}, "torch": {"kernels", "engine", "actors", "cluster"}}
+COMMANDS = {"cli", "tenants_cli"}  # start fast: rooms are imported by the command that needs them
 STANDARD_LIBRARY_ONLY = {"__init__", "types", "errors"}
 
 
@@ -57,7 +59,7 @@ def complaint(unit: str, path: str, module: str, eager: bool) -> str | None:
         room = rest.partition(".")[0]
         if room not in ALLOWED[unit] | {unit, "", "__version__"}:
             return f"{unit} may not import {room}"
-        return "import it inside the function" if unit == "cli" and eager and room in ROOMS else None
+        return "import it inside the function" if unit in COMMANDS and eager and room in ROOMS else None
     if unit in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
         return f"{unit} uses the standard library only"
     if unit not in MAY_IMPORT.get(top, {unit}) or (unit, top) == ("kernels", "transformers"):

@@ -17,7 +17,7 @@ from gammaray.actors.draft import Load
 from gammaray.actors.place import ISLAND, NODE, whereabouts
 from gammaray.actors.target import Surroundings
 from gammaray.errors import InvalidRequest
-from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
+from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, TokenChunk
 
 INFO = ModelInfo("tiny", vocab_size=256, max_model_len=4096, dtype="float32", device="cpu", drafters=())
 PATIENCE_S = 60.0
@@ -67,6 +67,9 @@ class SlowEngine:
         for number in range(min(map(len, request.generated), default=0), request.sampling.max_tokens):
             await asyncio.sleep(0.02)
             yield number
+
+    def apply(self, policy: PolicySnapshot) -> None:
+        pass
 
     def health(self) -> Health:
         return Health("ok", 0.0, 0, 0, 0, 0)
