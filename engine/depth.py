@@ -12,7 +12,7 @@ def allowed_shape(sequence: Sequence, policy: PolicySnapshot) -> tuple[int, int]
     """Depth and width of the next draft: gamma = min(request and bucket, state, breaker, temperature prior,
     tokens that may still be emitted); 0: plain. A round of depth d emits d + 1."""
     plan, key = sequence.request.plan, policy.of(sequence.key)
-    if plan.drafter is None or not policy.speculation or sequence.breaker.open:
+    if plan.drafter is None or not policy.speculation or sequence.breaker.open or sequence.ahead:
         return 0, 1
     if key.stops or plan.epoch < key.epoch:
         return 0, 1

@@ -265,11 +265,13 @@ class Engine:
         sequence, rid, key = part.sequence, part.sequence.rid, round_key(part)
         drafted, tree = done.drafted.get(rid, 0), done.trees.get(rid)
         tally, verdict = self._told.tallies[key], done.verdicts[rid]
-        if (would := done.shadows.get(rid)) is not None:
+        if (would := done.shadows.get(rid)) is not None and part.depth > 0:
             tally.add(drafted, tree, would, len(would.tokens))
             sequence.shadow.add(drafted, tree, would, len(would.tokens))
             sequence.tally.add(0, None, verdict, kept)
+            sequence.ahead = len(would.tokens) - 1  # it drafts next where it would have been then
             return
+        sequence.ahead = max(0, sequence.ahead - 1)
         tally.add(drafted, tree, verdict, kept)
         sequence.tally.add(drafted, tree, verdict, kept)
         if verdict.tested:

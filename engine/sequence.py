@@ -48,6 +48,7 @@ class Sequence:
     prompt_logprobs: list[Logprobs | None] | None = None  # as far as computed; None: not asked for, or left
     tally: Tally = field(default_factory=Tally)  # of what was emitted
     shadow: Tally = field(default_factory=Tally)  # of what would have been, were it no shadow
+    ahead: int = 0  # tokens that a shadow's last draft would have given at once, and that are still to come
     breaker: Breaker = field(default_factory=Breaker)
     trouble: Cause | None = None  # of the last round that should have had a draft
     troubled: int = 0  # such rounds in a row

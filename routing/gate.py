@@ -117,7 +117,7 @@ class Gate:
     def conclude(
         self, policy: PolicySnapshot, threshold: Callable[[Key], float], now: float
     ) -> list[tuple[Key, Finding]]:
-        """Closes the audits that have enough texts. What a key emits after it was turned off tells nothing."""
+        """Closes the audits that have enough texts. What a key emits once it is off tells nothing."""
         found = []
         for key in sorted(self._active.keys() & self.audits.keys(), key=str):
             audit = self.audits[key]

@@ -30,9 +30,3 @@ def perplexity(samples: Sequence[Quality]) -> float | None:
     tokens = sum(sample.tokens for sample in samples)
     nats = sum(sample.tokens * float(np.log(sample.perplexity)) for sample in samples)
     return float(np.exp(nats / tokens)) if tokens else None
-
-
-def violates(samples: Sequence[Quality], threshold: float) -> bool:
-    """The gate: mean KL above `threshold` (nats), over at least 200 tokens."""
-    mean = mean_kl(samples)
-    return mean is not None and sum(sample.tokens for sample in samples) >= TOKENS and mean > threshold

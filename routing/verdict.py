@@ -3,11 +3,8 @@
 Compared are S, alpha and the P99 of the time per output token (TPOT). Noise decides nothing: a measure
 rejects, or stops blocking, only when three standard errors of the comparison lie on one side of the 5 %.
 
-**Errors.** One request is one observation, however many rounds it has: its rounds resemble each other, and
-those of a shadow, which emits one token a round and drafts anew, even try the same tokens several times. So
-alpha is the mean over requests, and tau a ratio over requests (Cochran 1977, 6.4). As a shadow has a round at
-each token, its requests count there with the rounds that their output would have taken: else slow ones, which
-take more, would weigh less than on the other side.
+**Errors.** One request is one observation, however many rounds it has, as its rounds resemble each other. So
+alpha is the mean over requests, and tau a ratio over requests (Cochran 1977, 6.4).
 
 **P99 of a shadow.** Its requests emit plainly, so nobody sees their TPOT; it is predicted on both sides:
 TPOT of a request = T0 * (1 + extra / base) / tau, with the tau that its rounds would have had, the version's
@@ -94,8 +91,7 @@ class Evidence:
         """A request that ended. One that never drafted tells nothing."""
         stats = ended.stats
         if stats.tested and stats.emitted:
-            share = ended.output_tokens / stats.emitted
-            self.tau.add(ended.output_tokens, share * stats.rounds)
+            self.tau.add(stats.emitted, stats.rounds)
             self.alpha.add(stats.first_accepted / stats.tested, 1.0)
             self.slowness += log(stats.rounds / stats.emitted) ** np.arange(5)
 
