@@ -1,0 +1,17 @@
+"""The draft shape that a tenant gives to requests of some acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gammaray.config import Bucket
+
+
+def pick(buckets: Sequence[Bucket], alpha: float | None) -> Bucket | None:
+    """The bucket of a predicted acceptance: [low, high), and 1 belongs to the highest one.
+
+    `buckets` as configured: highest first, from 1 to 0 without a gap. None without them or a prediction.
+    """
+    if alpha is None or not buckets:
+        return None
+    return next((bucket for bucket in buckets if alpha >= bucket.alpha[0]), buckets[-1])
