@@ -62,19 +62,21 @@ class Case:
         if self.asked.wish.drafter is not None:
             yield self.asked.wish.drafter
             return
-        canary = self._canary
+        canary, current, configured = self._canary, self._current, self._configured
         if canary and is_among(canary.share, self.asked.request_id, "canary"):
             yield canary.drafter
-        if self._current is not None:
-            yield self._current
+        if configured not in (None, current) and self.policy(configured).state in ("probe", "ramp"):
+            yield configured  # whose class was switched from it: this is its way back
+        if current is not None:
+            yield current
 
     def policy(self, drafter: str) -> KeyPolicy:
         """What the controller lets it do here. One on trial that it has not judged is in the shadow."""
-        found = self.briefing.policy.keys.get(self.key(drafter))
-        if found is not None:
-            return found
-        canary = self._canary
-        return KeyPolicy("shadow", share=canary.share) if canary and drafter == canary.drafter else FREE
+        policy, canary = self.briefing.policy, self._canary
+        found = policy.of(self.key(drafter))
+        if found is FREE and canary and drafter == canary.drafter and self.key(drafter) not in policy.keys:
+            return KeyPolicy("shadow", share=canary.share)
+        return found
 
     @property
     def _canary(self) -> Canary | None:
@@ -85,10 +87,14 @@ class Case:
 
     @property
     def _current(self) -> str | None:
-        """The drafter of most requests: what the controller switched to, then what is configured."""
+        """The drafter of most requests: what the controller switched to, else what is configured."""
         switched = self.briefing.policy.drafters.get((self.asked.tenant, self.request_class))
+        return switched if switched in self.drafters else self._configured
+
+    @property
+    def _configured(self) -> str | None:
         own = self.kind.drafter if self.kind else None
-        ranked = (switched, own, self._by_load(), self.tenant.drafter)
+        ranked = (own, self._by_load(), self.tenant.drafter)
         return next((drafter for drafter in ranked if drafter in self.drafters), None)
 
     def _by_load(self) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from gammaray.config import Tenant
 from gammaray.routing.book import Book, Fleet
-from gammaray.routing.settings import drafter_of
+from gammaray.routing.settings import candidate_of, drafter_of
 from gammaray.routing.states import Unit
 from gammaray.routing.units import CODES
 from gammaray.types import FREE, Key, KeyPolicy, PolicySnapshot
@@ -82,11 +82,15 @@ class Publisher:
         switched = {cls: self._drafters.pop(cls) for cls in self._switched.pop(tenant, ())}
         if tenant not in book.tenants:
             return bool(before or switched)
-        after = {}
+        after, on_trial = {}, candidate_of(book.tenants[tenant])
         for key in book.possible(tenant):
             policy = _policy_of(book, key, (tenant, key[2]) in down, running)
-            if policy != FREE:
+            if policy != FREE or key[2] == on_trial:  # without an entry it would count as not judged yet
                 after[key] = policy
+        for name in book.class_names(tenant):
+            policy = _policy_of(book, (tenant, name, None), False, running)
+            if policy != FREE:
+                after[tenant, name, None] = policy
         drafters = {cls: used for cls in book.classes_of(tenant) if (used := _other_drafter(book, cls))}
         self._keys.update(after)
         self._drafters.update(drafters)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-CHUNK = (
-    1024  # rows that walk together: bounds what `Trees.scores` allocates, and how long it keeps others out
-)
+CHUNK = 1024  # rows that walk together: bounds what `Trees.scores` allocates
+ZERO = float(np.float32(1e-35))  # what is no further from 0 LightGBM reads as 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +36,7 @@ class Trees:
         return np.concatenate([np.empty(0), *parts])
 
     def _walk(self, rows: Floats) -> Floats:
+        rows = np.where(np.abs(rows) <= ZERO, 0.0, rows)
         every = np.arange(len(rows))[:, None]
         node = np.broadcast_to(self.roots, (len(rows), len(self.roots)))  # [N, T]
         for _ in range(self.depth):

@@ -252,7 +252,8 @@ FREE = KeyPolicy()
 class PolicySnapshot:
     """Versioned limits from the controller; engines and routers apply the newest at once.
 
-    `keys` has what differs from FREE: the effective policy of a key, the worst of its levels.
+    `keys` has what differs from FREE: the effective policy of a key, the worst of its levels. That of a
+    drafter that nobody has seen is the one of its class, which stands under None.
     """
 
     version: int = 0
@@ -264,7 +265,7 @@ class PolicySnapshot:
     audit: frozenset[Key] = frozenset()  # whose next texts are compared with the dense model's, see Quality
 
     def of(self, key: Key) -> KeyPolicy:
-        return self.keys.get(key, FREE)
+        return self.keys.get(key) or self.keys.get((key[0], key[1], None), FREE)
 
 
 @dataclass(frozen=True, slots=True)

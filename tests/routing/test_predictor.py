@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gammaray.routing.boosting import DEPTH, ROUNDS, boost, flatten, grow
-from gammaray.routing.predictor import CHUNK, Floats, Predictor, logistic
+from gammaray.routing.predictor import CHUNK, ZERO, Floats, Predictor, logistic
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 FEATURES = 4
@@ -83,7 +83,7 @@ def leaf(node: dict[str, Any], row: tuple[float, ...]) -> float:
     if np.isnan(x) and node["missing_type"] == "NaN":
         left = node["default_left"]
     else:
-        left = (0.0 if np.isnan(x) else x) <= node["threshold"]
+        left = (0.0 if np.isnan(x) or abs(x) <= ZERO else x) <= node["threshold"]
     return leaf(node["left_child" if left else "right_child"], row)
 
 

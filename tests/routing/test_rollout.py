@@ -25,18 +25,14 @@ OTHERS = 19  # requests of the current version for one in the shadow
 SLOWER = 1.2 / 0.9 - 1  # extra time at which S is 10 % lower than at 0.2
 
 
-def stats(draw: np.random.Generator, n: int, alpha: float, shadow: bool) -> Counts:
-    """[n, 4] rounds, emitted, tested and accepted of requests, each with an acceptance of its own.
-
-    Whether a token is accepted hangs on its position alone, as for a drafter that takes the best. A shadow
-    has a round at each position, others one where the last ended.
-    """
+def stats(draw: np.random.Generator, n: int, alpha: float) -> Counts:
+    """[n, 4] rounds, emitted, tested and accepted of requests, each with an acceptance of its own."""
     own = draw.beta(alpha * SPREAD, (1 - alpha) * SPREAD, (n, 1))
     accepts = draw.random((n, TOKENS + GAMMA)) < own
     accepted = np.cumprod(np.lib.stride_tricks.sliding_window_view(accepts, GAMMA, axis=1), axis=2).sum(2)
-    starts = np.ones((n, TOKENS), bool) if shadow else _starts(accepted)
+    starts = _starts(accepted)
     each = accepted[:, :TOKENS]
-    left = np.full(TOKENS, TOKENS) if shadow else TOKENS - np.arange(TOKENS)  # the last round is cut
+    left = TOKENS - np.arange(TOKENS)  # the last round is cut
     emitted = np.minimum(each + 1, left)
     columns = starts, starts * emitted, starts * np.minimum(each + 1, GAMMA), starts * each
     return np.stack([column.sum(1) for column in columns], axis=1).astype(float)
@@ -77,8 +73,8 @@ def _moments(y: Counts, x: Counts) -> Counts:
 def run(seed: int, alpha: float, extra: float, most: int = 2000, limit: float = math.inf) -> tuple[str, int]:
     """Beside a version of alpha 0.6 and extra 0.2, judged every 10 requests; and how many it took."""
     draw = np.random.default_rng(seed)
-    shadow = Side(stats(draw, most, alpha, shadow=True), extra)
-    current = Side(stats(draw, 2 * most, 0.6, shadow=False), 0.2)
+    shadow = Side(stats(draw, most, alpha), extra)
+    current = Side(stats(draw, 2 * most, 0.6), 0.2)
     for n in range(10, most + 1, 10):
         waited_s = LIMIT_S if n >= limit else 0.0
         verdict = judge(shadow.after(n), current.after(min(OTHERS * n, 2 * most)), waited_s)
@@ -118,7 +114,7 @@ def test_when_time_is_over_the_point_estimates_decide() -> None:
 def test_a_tail_alone_can_reject() -> None:
     """One request in ten takes half as long again; the mean of the others makes up for it."""
     draw = np.random.default_rng(3)
-    plain = stats(draw, 4000, 0.6, shadow=False)
+    plain = stats(draw, 4000, 0.6)
     current, shadow = Side(plain, 0.2).after(4000), Side(plain, 0.2).after(4000)
     slow = draw.random(4000) < 0.1
     slowness = np.log(plain[:, 0] / plain[:, 1]) + np.where(slow, np.log(1.5), 0.0)
@@ -130,24 +126,9 @@ def test_a_tail_alone_can_reject() -> None:
 
 def test_a_request_is_one_observation_however_many_rounds_it_has() -> None:
     """The error of tau is that of means drawn over and over."""
-    drawn = [
-        Side(stats(np.random.default_rng(s), 50, 0.6, False), 0.2).after(50).tau.measured for s in range(300)
-    ]
+    drawn = [Side(stats(np.random.default_rng(s), 50, 0.6), 0.2).after(50).tau.measured for s in range(300)]
     told = np.mean([error for _, error in drawn])
     assert told == pytest.approx(np.std([value for value, _ in drawn]), rel=0.15)
-
-
-def test_slow_requests_weigh_alike_in_the_shadow() -> None:
-    """A shadow has as many rounds for a slow request as for a fast one; the other side has not."""
-    sides = []
-    for seed, shadow in ((1, True), (2, False)):
-        side = Evidence()
-        for row in stats(np.random.default_rng(seed), 8000, 0.6, shadow):
-            side.add(ended(KEYS[V1], *row))
-        sides.append(side)
-    (shadow_tau, error), (tau, other) = (side.tau.measured for side in sides)
-    assert abs(shadow_tau - tau) < 4 * math.hypot(error, other) < 0.015 * tau
-    assert sides[0].alpha.measured.value == pytest.approx(sides[1].alpha.measured.value, rel=0.02)
 
 
 def test_p99_of_a_log_normal_sample_and_its_error() -> None:
@@ -161,7 +142,7 @@ def test_p99_of_a_log_normal_sample_and_its_error() -> None:
 
 
 def test_load_is_no_difference_between_versions() -> None:
-    requests = stats(np.random.default_rng(1), 400, 0.6, shadow=False)
+    requests = stats(np.random.default_rng(1), 400, 0.6)
     quiet, busy = Side(requests, 0.2).after(400), Side(requests, 0.2).after(400)
     busy.counts[[COLUMN["base_s"], COLUMN["extra_s"]]] *= 3
     assert predicted_p99(quiet, busy) == pytest.approx(predicted_p99(busy, quiet))
@@ -171,8 +152,8 @@ def test_load_is_no_difference_between_versions() -> None:
 
 
 def test_little_traffic_waits_and_is_rejected_in_the_end() -> None:
-    few = Side(stats(np.random.default_rng(1), 19, 0.6, True), 0.2).after(19)
-    more = Side(stats(np.random.default_rng(2), 400, 0.6, False), 0.2).after(400)
+    few = Side(stats(np.random.default_rng(1), 19, 0.6), 0.2).after(19)
+    more = Side(stats(np.random.default_rng(2), 400, 0.6), 0.2).after(400)
     assert judge(few, more, LIMIT_S - 1).outcome == "wait"
     late = judge(few, more, LIMIT_S)
     assert late.outcome == "reject" and "19 requests of 20" in late.reason
@@ -182,12 +163,12 @@ def test_little_traffic_waits_and_is_rejected_in_the_end() -> None:
 
 @pytest.mark.parametrize(("extra", "outcome"), [(0.2, "accept"), (2.0, "reject"), (1.24, "wait")])
 def test_without_a_current_version_it_must_be_faster_than_plain(extra: float, outcome: str) -> None:
-    side = Side(stats(np.random.default_rng(1), 100, 0.6, True), extra).after(100)
+    side = Side(stats(np.random.default_rng(1), 100, 0.6), extra).after(100)
     assert judge(side, None).outcome == outcome, side.speedup
 
 
 def test_unknown_times_accept_nothing() -> None:
-    sides = [Side(stats(np.random.default_rng(s), 400, 0.6, False), 0.2).after(400) for s in (1, 2)]
+    sides = [Side(stats(np.random.default_rng(s), 400, 0.6), 0.2).after(400) for s in (1, 2)]
     for side in sides:
         side.counts[[COLUMN["base_s"], COLUMN["extra_s"]]] = 0
     assert judge(*sides).outcome == "wait"
@@ -225,8 +206,8 @@ class Rig:
 
     def feed(self, alpha: float, n: int = 200, drafter: str = V2) -> None:
         groups = (
-            (KEYS[drafter], stats(self.draw, n, alpha, True)),
-            (KEYS[V1], stats(self.draw, n, 0.6, False)),
+            (KEYS[drafter], stats(self.draw, n, alpha)),
+            (KEYS[V1], stats(self.draw, n, 0.6)),
         )
         finished = [ended(key, *row, shadow=key != KEYS[V1]) for key, rows in groups for row in rows]
         counts = np.zeros((2, WIDTH))
