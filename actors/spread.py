@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from gammaray.errors import Overloaded, ReplicaLost
+from gammaray.routing.affinity import Affinity
 from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,10 @@ class _Member:
 
 
 class SpreadClient:
-    """Sends each request to the replica that has the fewest of ours, and to none that is known to be lost.
+    """Sends each request where its prefix is known or few of ours are, and to none that is known to be lost.
+
+    A subclass of Serve's RequestRouter would have nothing to choose from: it chooses among the replicas of
+    one deployment, and here each replica is a deployment of its own (see cluster/app.py).
 
     A replica is asked every second how it is. One that raises ReplicaLost, or is silent for 10 s, is lost
     until it answers again, and its streams raise ReplicaLost: a resumed request then goes elsewhere.
@@ -66,6 +70,7 @@ class SpreadClient:
         linger_s: float = LINGER_S,
     ) -> None:
         self._members = [_Member(client, i) for i, client in enumerate(clients)]
+        self._affinity = Affinity()
         self._sleep, self._silence_s, self._linger_s = sleep, silence_s, linger_s
         self._watches: list[asyncio.Task[None]] = []
 
@@ -74,10 +79,10 @@ class SpreadClient:
         return await first_of([member.client.info for member in self._ranked()], self._linger_s)
 
     async def health(self) -> Health:
-        return await self._pick().client.health()
+        return await self._ranked()[0].client.health()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        member = self._pick()
+        member = self._pick(request)
         member.open += 1
         try:
             async with aclosing(member.client.generate(request)) as stream:
@@ -100,9 +105,13 @@ class SpreadClient:
         finally:
             member.waits.discard(wait)
 
-    def _pick(self) -> _Member:
+    def _pick(self, request: GenerateRequest) -> _Member:
         """Any when all are lost: a request may wait there, for one that still starts."""
-        return self._ranked()[0]
+        ranked = self._ranked()
+        load = {member.number: member.open for member in ranked if member.up}
+        if not load:
+            return ranked[0]
+        return self._members[self._affinity.send(request.tenant, request.prompt, load)]
 
     def _ranked(self) -> list[_Member]:
         if not self._watches:  # here, as the constructor has no event loop

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from gammaray.actors.fellows import Fellows
 from gammaray.actors.keeper import Resolver
+from gammaray.actors.line import RayDesk
 from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
-from gammaray.actors.place import Place, cap_memory, check_place
+from gammaray.actors.place import NODE, Place, cap_memory, check_place, whereabouts
 from gammaray.actors.pool import Pool
+from gammaray.actors.reporter import Reporter, ReportingThread
 from gammaray.config import Config
 from gammaray.engine.threads import compute_with
 from gammaray.errors import ReplicaLost
-from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
+from gammaray.routing.bulletin import Origin
+from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, StepReport, TokenChunk
 
 if TYPE_CHECKING:
     from gammaray.actors.link.pool import Member
@@ -30,6 +34,14 @@ class EngineService(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as they come; closing it aborts the request."""
+        ...
+
+    def apply(self, policy: PolicySnapshot) -> None:
+        """Use this policy from the next step on."""
+        ...
+
+    async def profile(self, steps: int, timeout_s: float) -> str:
+        """Captures the next steps with torch's profiler, and tells the file. Raises Overloaded."""
         ...
 
     def health(self) -> Health:
@@ -62,9 +74,10 @@ class Surroundings:
     seat: Seat | None = None  # of rank 0, when there are other ranks
     pools: frozenset[Pool] = frozenset()
     resolve: Callable[[str, str], list[Member]] | None = None  # the workers of a pool, now
+    listener: Callable[[StepReport], None] = lambda report: None  # of every step
 
 
-EngineFactory = Callable[..., EngineService]  # of a Config, and of Surroundings where there are any
+EngineFactory = Callable[[Config, Surroundings], EngineService]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ def local_engine(config: Config, around: Surroundings = Surroundings()) -> Engin
 
     pools = reach(around.pools, around.resolve)
     engine = build_engine(config, ranks=around.seat, pools=pools.drafters)
-    return AsyncEngine(engine, links=pools.links)
+    return AsyncEngine(engine, around.listener, links=pools.links)
 
 
 class TargetReplica:
@@ -99,13 +112,29 @@ class TargetReplica:
         check_place(slot.place)
         cap_memory(slot.place)
         self._fellows = Fellows(config, slot.fellows, settings.threads) if slot.fellows else None
-        self._engine = engine_factory(config, *self._around(slot))
+        self._engine: EngineService
+        reporter = self._reporter(config, slot) if config.controller.enabled else None
+        self._engine = engine_factory(config, self._around(slot, reporter))
+        self._reporting = ReportingThread(reporter) if reporter else None
 
-    def _around(self, slot: Slot) -> tuple[Surroundings, ...]:
-        if not (slot.fellows or slot.pools):
-            return ()
+    def _around(self, slot: Slot, reporter: Reporter | None) -> Surroundings:
         seat = self._fellows.seat if self._fellows else None
-        return (Surroundings(seat, slot.pools, Resolver(slot.number) if slot.pools else None),)
+        resolver = Resolver(slot.number) if slot.pools else None
+        around = Surroundings(seat, slot.pools, resolver)
+        return replace(around, listener=reporter.add) if reporter else around
+
+    def _reporter(self, config: Config, slot: Slot) -> Reporter:
+        """To the controller, from the engine that there will be."""
+        here = whereabouts()
+        source = f"{slot.number}-{secrets.token_hex(4)}"
+        origin = Origin(source, here.labels.get(NODE, here.node), here.devices)
+        return Reporter(
+            origin,
+            RayDesk(),
+            lambda policy: self._engine.apply(policy),
+            lambda: self._engine.health().links,
+            config.controller.interval_s,
+        )
 
     async def info(self) -> ModelInfo:
         """Raises ReplicaLost when the engine serves nobody any more: Serve takes a while to notice."""
@@ -115,6 +144,9 @@ class TargetReplica:
 
     async def health(self) -> Health:
         return self._engine.health()
+
+    async def profile(self, steps: int, timeout_s: float) -> str:
+        return await self._engine.profile(steps, timeout_s)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         async with aclosing(self._engine.generate(request)) as stream:
@@ -127,5 +159,7 @@ class TargetReplica:
         self._engine.check_health()
 
     def __del__(self) -> None:
-        if hasattr(self, "_engine"):  # not when the factory failed
+        if hasattr(self, "_reporting"):  # not when the factory failed
             self._engine.shutdown()
+            if self._reporting:
+                self._reporting.stop()

@@ -113,7 +113,7 @@ class Answer:
         """The `metrics` extension: counts of all choices together, and the plan they ran under."""
         plan, stats = self.job.plan, sum((choice.stats for choice in self.choices), NO_STATS)
         speculation = {
-            "state": "off" if plan.drafter is None else "on",
+            "state": plan.state if plan.drafter is not None or plan.state != "on" else "off",
             "drafter": plan.drafter,
             "gamma": plan.gamma,
             "width": plan.width,

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
 
 from gammaray import __version__
-from gammaray.api import errors, job, prompt, visit
-from gammaray.api.auth import OPERATOR, Keyring
+from gammaray.api import errors, job, operator, prompt, visit
+from gammaray.api.auth import OPERATOR
 from gammaray.api.body import BodyLimit, StrictRoute
 from gammaray.api.client import EngineClient, Planner, Tokenizer
+from gammaray.api.dashboard import add_dashboard
 from gammaray.api.drain import Drain, Entrance
 from gammaray.api.gate import Gate, Record, RequestId
 from gammaray.api.job import Terms
-from gammaray.api.limits import Limiter
 from gammaray.api.log import AccessLog
+from gammaray.api.operator import Conversations, Operations
 from gammaray.api.respond import respond
 from gammaray.api.schema import ChatBody, CompletionBody, GenerationBody
 from gammaray.api.shape import CHAT, COMPLETION
+from gammaray.api.tenancy import Tenancy
 from gammaray.api.tokens import Vocabulary
 from gammaray.api.visit import Visit
+from gammaray.api.warmup import WarmUps
 from gammaray.config import Config
 from gammaray.errors import GammarayError, NotFound, Overloaded
 from gammaray.types import ModelInfo
 from gammaray.validation import shorten
 
 READY_TIMEOUT_S = 5.0
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or with `stream` its events", "content": {"text/event-stream": {}}}
 }
@@ -47,12 +52,20 @@ def create_app(
     drain: Drain | None = None,
     tell_ids: bool = True,
     clock: Callable[[], float] = time.monotonic,
+    tenancy: Tenancy | None = None,
+    operations: Operations | None = None,
+    metrics: Callable[[], bytes] | None = None,
+    conversations: Conversations | None = None,
 ) -> FastAPI:
     """Routes and error handlers. Nothing is asked of the engine before the first request.
 
     `drain`: how its end is announced. `tell_ids` False: a proxy puts request ids into responses. `clock`
-    (s) counts rate limits. Raises ConfigError when the access log cannot be written.
+    (s) counts rate limits, unless `tenancy` brings them, which may change while the server runs. Without
+    `operations` there are no operator routes but `health`, and no live page. `metrics`: the text of
+    `/metrics`, which may take a while. `conversations` are for warm-ups. Raises ConfigError when the access
+    log cannot be written.
     """
+    drain, vocabulary = drain or Drain(), Vocabulary(tokenizer)
     app = FastAPI(
         title="gammaray",
         version=__version__,
@@ -60,28 +73,35 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         responses=errors.RESPONSES,
-        middleware=_way_in(config, drain or Drain(), tell_ids, clock),
+        middleware=_way_in(config, drain, tell_ids, tenancy or Tenancy(config, clock)),
     )
     app.router.route_class = StrictRoute
     errors.install(app)
     _add_probes(app, client)
     _add_operator(app, client)
+    if operations:
+        app.include_router(operator.routes(operations))
+        add_dashboard(app, operations, drain)
+    if conversations:
+        warm_ups = WarmUps(client, vocabulary, planner, drain)
+        app.include_router(operator.warm_up_routes(warm_ups, conversations, planner))
+    if metrics:
+        _add_metrics(app, metrics)
     _add_models(app, config)
-    _add_generation(app, client, tokenizer, planner, config)
+    _add_generation(app, client, vocabulary, planner, config)
     return app
 
 
-def _way_in(config: Config, drain: Drain, tell_ids: bool, clock: Callable[[], float]) -> list[Middleware]:
+def _way_in(config: Config, drain: Drain, tell_ids: bool, tenancy: Tenancy) -> list[Middleware]:
     """What every request passes on its way to a route, in this order."""
     server = config.server
     log = AccessLog(server.access_log, config.telemetry.log_prompts) if server.access_log else None
-    limiters = {name: Limiter(tenant.limits, clock) for name, tenant in config.tenants.items()}
     return [
         Middleware(RequestId, tell=tell_ids),
         Middleware(Record, seconds=server.request_timeout_s, log=log),
         Middleware(Entrance, drain=drain),
         Middleware(BodyLimit, limit=server.max_body_bytes),
-        Middleware(Gate, keys=Keyring(config), limiters=limiters),
+        Middleware(Gate, tenancy=tenancy),
     ]
 
 
@@ -110,6 +130,13 @@ def _add_operator(app: FastAPI, client: EngineClient) -> None:
         except GammarayError as error:
             about |= {"status": "unavailable", "reason": error.message}
         return about
+
+
+def _add_metrics(app: FastAPI, metrics: Callable[[], bytes]) -> None:
+    @app.get("/metrics", include_in_schema=False)
+    async def scrape() -> Response:
+        """For Prometheus."""
+        return Response(await asyncio.to_thread(metrics), media_type=PROMETHEUS)
 
 
 async def _in_time(answer: Awaitable[T]) -> T:
@@ -154,41 +181,59 @@ class _KnownModel:
         return self._info
 
 
+async def _until_end() -> AsyncIterator[ExitStack]:
+    """What is entered here is left when the whole answer was sent, or nobody waits for it any more."""
+    with ExitStack() as stack:
+        yield stack
+
+
+UntilEnd = Annotated[ExitStack, Depends(_until_end)]
+
+
 def _add_generation(
-    app: FastAPI, client: EngineClient, tokenizer: Tokenizer, planner: Planner, config: Config
+    app: FastAPI, client: EngineClient, vocabulary: Vocabulary, planner: Planner, config: Config
 ) -> None:
-    model, vocabulary = _KnownModel(client), Vocabulary(tokenizer)
+    model = _KnownModel(client)
 
     @app.post("/v1/completions", response_model=None, responses=STREAMS)
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def completions(body: CompletionBody, request: Request, until_end: UntilEnd) -> Response:
         """Continues one or more prompts."""
         seen = visit.of(request.scope)
-        terms = _accept(body, body.prompt, seen, config, COMPLETION_MAX_TOKENS)
+        terms = _accept(body, body.prompt, seen, config, planner, COMPLETION_MAX_TOKENS)
         async with seen.in_time():
             info = await model.info()
             # In a thread, here and below: a long prompt takes seconds, in which other streams must go on.
             inputs = await asyncio.to_thread(prompt.completion_inputs, body, vocabulary, info)
-        made = job.build("cmpl", body, inputs, planner, info, terms)
+        asked = job.ask(body, inputs, terms.tenant, request.headers)
+        planned = until_end.enter_context(planner.open(asked))
+        made = job.build(body, inputs, asked, planned, info, terms)
         return await respond(request, client, made, body, COMPLETION)
 
     @app.post("/v1/chat/completions", response_model=None, responses=STREAMS)
-    async def chat(body: ChatBody, request: Request) -> Response:
+    async def chat(body: ChatBody, request: Request, until_end: UntilEnd) -> Response:
         """Answers a conversation, until the model stops or its context ends."""
         seen = visit.of(request.scope)
-        terms = _accept(body, body.messages, seen, config, None)
+        terms = _accept(body, body.messages, seen, config, planner, None)
         async with seen.in_time():
             info = await model.info()
             inputs = await asyncio.to_thread(prompt.chat_inputs, body, vocabulary, info)
-        made = job.build("chatcmpl", body, inputs, planner, info, terms)
+        asked = job.ask(body, inputs, terms.tenant, request.headers)
+        planned = until_end.enter_context(planner.open(asked))
+        made = job.build(body, inputs, asked, planned, info, terms)
         return await respond(request, client, made, body, CHAT)
 
 
 def _accept(
-    body: GenerationBody, asked: object, seen: Visit, config: Config, default_tokens: int | None
+    body: GenerationBody,
+    asked: object,
+    seen: Visit,
+    config: Config,
+    planner: Planner,
+    default_tokens: int | None,
 ) -> Terms:
     """Notes what is asked and for how long, and says what the tenant grants. Raises NotFound."""
     _check_model(body.model, config)
     seen.model, seen.prompt = body.model, asked
     tenant, notes = seen.identity.tenant, seen.shorten(body.timeout)
     assert tenant is not None, "the gate lets nobody else pass"
-    return Terms(tenant, default_tokens, config.tenants[tenant].limits.max_tokens, notes)
+    return Terms(tenant, default_tokens, planner.limits(tenant).max_tokens, notes)

@@ -15,6 +15,7 @@ from gammaray.errors import Forbidden, Unauthorized
 PREFIX = "gr-"  # so that scanners of public code can find a key that leaked
 KEY_BYTES = 32
 OPERATOR = "/gammaray/v1"
+EVENTS = "/dashboard/events"
 HOW_TO_OPERATE = "operator routes are closed: put a key's hash (`gammaray key`) into server.operator_keys"
 Access = Literal["open", "tenant", "operator"]
 
@@ -42,8 +43,11 @@ def fingerprint(key: bytes) -> str:
 
 
 def access(path: str, protect_metrics: bool) -> Access:
-    """Who may ask for `path`. Below the operator's prefix also what does not exist is closed."""
-    private = (OPERATOR, "/metrics", "/dashboard") if protect_metrics else (OPERATOR,)
+    """Who may ask for `path`. Below the operator's prefix also what does not exist is closed.
+
+    Of the live page only its events hold data; the rest is open, since a browser opens a page without a key.
+    """
+    private = (OPERATOR, "/metrics", EVENTS) if protect_metrics else (OPERATOR,)
     if any(path == root or path.startswith(f"{root}/") for root in private):
         return "operator"
     return "tenant" if path.startswith("/v1/") else "open"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-from gammaray.types import GenerateRequest, Health, ModelInfo, SpeculationPlan, TokenChunk
+from gammaray.config import Limits
+from gammaray.types import Asked, GenerateRequest, Health, ModelInfo, Planned, TokenChunk
 
 
 class EngineClient(Protocol):
@@ -64,18 +66,10 @@ class Tokenizer(Protocol):
 class Planner(Protocol):
     """Decides how a request speculates."""
 
-    def __call__(
-        self,
-        tenant: str,
-        *,
-        seeded: bool,
-        enabled: bool | None,
-        drafter: str | None,
-        gamma: int | None,
-        width: int | None,
-    ) -> tuple[SpeculationPlan, tuple[str, ...]]:
-        """The plan for what a tenant's request asks (None: nothing), and what was cut back; InvalidRequest.
+    def open(self, asked: Asked) -> AbstractContextManager[Planned]:
+        """The plan of a request, which is open until its whole answer was sent. Raises InvalidRequest."""
+        ...
 
-        `seeded`: the client gave a seed.
-        """
+    def limits(self, tenant: str) -> Limits:
+        """Those that hold now. Unauthorized when the tenant is gone."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 
@@ -13,9 +13,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gammaray.api import errors, visit
-from gammaray.api.auth import Keyring
-from gammaray.api.limits import Limiter
 from gammaray.api.log import AccessLog
+from gammaray.api.tenancy import Tenancy
 from gammaray.api.visit import Visit
 from gammaray.errors import GammarayError
 
@@ -128,16 +127,16 @@ class _Wire:
 class Gate:
     """ASGI: lets in who may ask for this, as often as the tenant may."""
 
-    def __init__(self, app: ASGIApp, keys: Keyring, limiters: Mapping[str, Limiter]) -> None:
-        self._app, self._keys, self._limiters = app, keys, limiters
+    def __init__(self, app: ASGIApp, tenancy: Tenancy) -> None:
+        self._app, self._tenancy = app, tenancy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         seen, path = visit.of(scope), route_path(scope)
-        seen.identity = self._keys.admit(path, _authorization(scope))
+        seen.identity = self._tenancy.admit(path, _authorization(scope))
         tenant = seen.identity.tenant if path in GENERATION else None
-        with nullcontext() if tenant is None else self._limiters[tenant].slot():
+        with nullcontext() if tenant is None else self._tenancy.slot(tenant):
             await self._app(scope, receive, send)
 
 

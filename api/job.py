@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gammaray.api.client import Planner
 from gammaray.api.prompt import Inputs, check_ids
-from gammaray.api.schema import GenerationBody, SpeculationField
+from gammaray.api.schema import ChatBody, CompletionBody, GenerationBody
 from gammaray.errors import InvalidRequest
-from gammaray.types import GenerateRequest, ModelInfo, SamplingParams, SpeculationPlan
+from gammaray.types import (
+    NO_FORECAST,
+    Asked,
+    GenerateRequest,
+    ModelInfo,
+    Planned,
+    SamplingParams,
+    SpeculationPlan,
+    Wish,
+)
 
 MASK = 2**64 - 1
 
@@ -41,19 +50,37 @@ class Job:
     prompt_only: bool = False  # max_tokens 0: the answer is the echo
 
 
+def ask(body: ChatBody | CompletionBody, inputs: Inputs, tenant: str, headers: Mapping[str, str]) -> Asked:
+    """What a planner is told of a request, under a fresh id. `headers`: names in lower case."""
+    is_chat = isinstance(body, ChatBody)
+    longest = max(range(len(inputs.prompts)), key=lambda index: len(inputs.prompts[index]))
+    return Asked(
+        f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+        tenant,
+        "chat" if is_chat else "completions",
+        inputs.prompts[longest],
+        _text(body, longest),
+        headers,
+        _temperature(body),
+        body.seed is not None,
+        Wish(**body.speculation.model_dump()) if body.speculation else Wish(),
+    )
+
+
+def _text(body: ChatBody | CompletionBody, index: int) -> str | None:
+    """Of a conversation, or of one prompt unless that came as token ids."""
+    if isinstance(body, ChatBody):
+        return "\n\n".join(message.content for message in body.messages)
+    prompt = body.prompt[index]
+    return prompt if isinstance(prompt, str) else None
+
+
 def build(
-    prefix: str,
-    body: GenerationBody,
-    inputs: Inputs,
-    planner: Planner,
-    info: ModelInfo,
-    terms: Terms,
+    body: GenerationBody, inputs: Inputs, asked: Asked, planned: Planned, info: ModelInfo, terms: Terms
 ) -> Job:
     """The engine's part of a request. Raises InvalidRequest, also for more tokens than `terms` grants."""
     _check_places(body, inputs, info)
-    name = f"{prefix}-{secrets.token_hex(12)}"
-    wish = body.speculation or SpeculationField()
-    chosen, clamped = planner(terms.tenant, seeded=body.seed is not None, **wish.model_dump())
+    name, chosen = asked.request_id, planned.plan
     default, capped = _granted(body, terms)
     requests = tuple(
         GenerateRequest(
@@ -63,11 +90,13 @@ def build(
             plan=chosen,
             n=body.n or 1,
             tenant=terms.tenant,
+            request_class=planned.request_class,
             priority=body.priority or 0,
+            forecast=planned.forecast if ids is asked.prompt else NO_FORECAST,
         )
         for index, ids in enumerate(inputs.prompts)
     )
-    notes = (*terms.notes, *clamped, *capped)
+    notes = (*terms.notes, *planned.notes, *capped)
     return Job(
         name,
         int(time.time()),
@@ -109,7 +138,7 @@ def _sampling(
     check_ids(body.stop_token_ids, "stop_token_ids", info)
     check_ids([token for token, _ in body.logit_bias], "logit_bias", info)
     return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=_temperature(body),
         top_k=max(body.top_k or 0, 0),
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=body.min_p or 0.0,
@@ -127,6 +156,10 @@ def _sampling(
         logprobs=body.top,
         prompt_logprobs=body.top if body.echoes else None,
     )
+
+
+def _temperature(body: GenerationBody) -> float:
+    return 1.0 if body.temperature is None else body.temperature
 
 
 def _length(body: GenerationBody, room: int, default_max_tokens: int | None) -> dict[str, int]:

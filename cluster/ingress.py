@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
+from gammaray.actors.briefer import Briefer, follow
 from gammaray.actors.client import RayEngineClient
+from gammaray.actors.line import RayDesk
 from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
+from gammaray.actors.metrics import session_folder
+from gammaray.actors.operations import RayOperations
 from gammaray.actors.pool import Pool
 from gammaray.actors.spread import SpreadClient
 from gammaray.api.app import create_app
 from gammaray.api.client import Tokenizer
 from gammaray.api.drain import Drain, EndingClient
 from gammaray.api.resume import ResumingClient
+from gammaray.api.tenancy import Tenancy
 from gammaray.config import Config
-from gammaray.routing.plan import TenantPlanner
+from gammaray.routing.plan import Router
+from gammaray.routing.warmup import conversations
+from gammaray.telemetry.sockets import gather
 
 TokenizerFactory = Callable[[str], Tokenizer]
 
@@ -46,15 +54,28 @@ class Ingress:
         if loopback:
             bind_replica_to_loopback()
         self._config, self._pools, self._drain = config, pools, Drain()
+        self._targets = targets
         clients = [RayEngineClient(target) for target in targets]
         client = SpreadClient(clients) if len(clients) > 1 else clients[0]
         self._client = EndingClient(ResumingClient(client), self._drain)
         self._tokenizer = tokenizer_factory(config.target.model)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        planner = TenantPlanner(self._config, self._pools)
-        # Serve's proxy tells request ids.
-        return create_app(self._client, self._tokenizer, planner, self._config, self._drain, tell_ids=False)
+        router, tenancy = Router(self._config, self._pools), Tenancy(self._config)
+        if self._config.controller.enabled:
+            follow(Briefer(RayDesk(), router.brief, tenancy))
+        return create_app(
+            self._client,
+            self._tokenizer,
+            router,
+            self._config,
+            self._drain,
+            tell_ids=False,  # Serve's proxy does
+            tenancy=tenancy,
+            operations=RayOperations(self._targets),
+            metrics=partial(gather, session_folder()),
+            conversations=lambda count, seed: [one.messages for one in conversations(count, seed)],
+        )
 
     async def drain(self) -> int:
         """Takes no new requests from now on; returns how many are open."""

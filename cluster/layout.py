@@ -6,12 +6,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gammaray.actors.draft import Post
 from gammaray.actors.place import Place
 from gammaray.actors.pool import Pool
 from gammaray.actors.target import Slot
 from gammaray.cluster.nodes import Node
+from gammaray.cluster.outline import NOWHERE, outline
 from gammaray.cluster.plans import Placed, Plan
 from gammaray.cluster.topology import Topology
 from gammaray.config import Config
@@ -27,6 +29,7 @@ class Layout:
     slots: tuple[Slot, ...] = (Slot(),)
     posts: tuple[Post, ...] = ()
     gpus: Mapping[str, tuple[Gpu, ...]] = field(default_factory=dict)  # to be leased, by their node's name
+    outline: Mapping[str, Any] = field(default_factory=lambda: NOWHERE)  # see outline.py
 
 
 DEFAULT = Layout()
@@ -43,7 +46,9 @@ def layout(plan: Plan, config: Config, found: Sequence[tuple[Node, Topology]]) -
     places = _Places(plan, config, nodes)
     posts = tuple(_post(placed, config, places) for placed in drafts)
     slots = tuple(_slot(placed, places, _pools(plan, placed.replica)) for placed in targets)
-    return Layout(slots, posts, _gpus([*targets, *drafts], {t.node: t for _, t in found}))
+    topologies = [topology for _, topology in found]
+    gpus = _gpus([*targets, *drafts], {topology.node: topology for topology in topologies})
+    return Layout(slots, posts, gpus, outline(plan, topologies, config.placement.min_nvlink_version))
 
 
 def _pools(plan: Plan, replica: int | None) -> frozenset[Pool]:

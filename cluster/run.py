@@ -89,6 +89,7 @@ def running(
     with (
         _ray(address, signals),
         _placed(config, probe, link_factory, signals) as (layout, until_drafts),
+        _controlled(config, layout),
         _serve(config.server, ours=address is None),
     ):
         signals.check()
@@ -148,6 +149,12 @@ def _placed(
     layout, nodes = prepare(config, probe, _say)
     with leased(layout.gpus, nodes), drafts.working(config, layout.posts, link_factory) as staff:
         yield layout, lambda: drafts.wait(staff, config, layout.posts, signals.check, _say)
+
+
+def _controlled(config: Config, layout: Layout) -> AbstractContextManager[None]:
+    from gammaray.cluster.control import controlled
+
+    return controlled(config, layout)
 
 
 @contextmanager

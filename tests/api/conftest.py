@@ -14,7 +14,7 @@ from support.asgi import connect
 
 from gammaray.api.app import create_app
 from gammaray.config import Config, parse
-from gammaray.routing.plan import TenantPlanner
+from gammaray.routing.plan import Router
 from gammaray.types import GenerateRequest, Health, Logprobs, ModelInfo, SpeculationStats, TokenChunk
 
 CONFIG = {
@@ -69,7 +69,7 @@ class FakeEngine:
     def _chunk(self, request: GenerateRequest, sequence: int, number: int, text: str) -> TokenChunk:
         last = number == len(self.rounds) - 1
         first = 2 * number
-        stats = SpeculationStats(3, 12, 10, 3, 6, 6, 3, (0, 1, 1, 1)) if last else None
+        stats = SpeculationStats(3, 12, 10, 3, 6, 6, 3, lengths=(0, 1, 1, 1)) if last else None
         return TokenChunk(
             request.request_id,
             sequence,
@@ -153,7 +153,7 @@ def config() -> Config:
 
 @pytest.fixture
 def app(engine: FakeEngine, tokenizer: FakeTokenizer, config: Config):
-    return create_app(engine, tokenizer, TenantPlanner(config), config)
+    return create_app(engine, tokenizer, Router(config), config)
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def make_app(engine: FakeEngine, tokenizer: FakeTokenizer):
 
     def make(clock: Callable[[], float] = time.monotonic, **sections: Any):
         config = parse(CONFIG | sections, "test")
-        return create_app(engine, tokenizer, TenantPlanner(config), config, clock=clock)
+        return create_app(engine, tokenizer, Router(config), config, clock=clock)
 
     return make
 

@@ -181,8 +181,11 @@ async def test_the_openapi_document_does_not_list_operator_routes(http: httpx.As
     [
         ("/metrics", False, "open"),
         ("/metrics", True, "operator"),
-        ("/dashboard", True, "operator"),
-        ("/dashboard/a.js", True, "operator"),
+        ("/dashboard/events", False, "open"),
+        ("/dashboard/events", True, "operator"),
+        ("/dashboard/events/", True, "operator"),
+        ("/dashboard", True, "open"),
+        ("/dashboard/page.js", True, "open"),
         ("/metricsx", True, "open"),
         ("/gammaray/v10", False, "open"),
         ("/v1", False, "open"),

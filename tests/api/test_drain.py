@@ -13,7 +13,7 @@ from support.asgi import connect
 from gammaray.api.app import create_app
 from gammaray.api.drain import Drain, EndingClient
 from gammaray.errors import Overloaded
-from gammaray.routing.plan import TenantPlanner
+from gammaray.routing.plan import Router
 from gammaray.types import GenerateRequest
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ def drain() -> Drain:
 @pytest.fixture
 async def http(engine, tokenizer, config, drain: Drain) -> AsyncIterator[httpx.AsyncClient]:
     client = EndingClient(engine, drain)
-    async with connect(create_app(client, tokenizer, TenantPlanner(config), config, drain)) as http:
+    async with connect(create_app(client, tokenizer, Router(config), config, drain)) as http:
         yield http
 
 

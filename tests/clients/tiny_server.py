@@ -26,7 +26,7 @@ from gammaray.config import Config, parse
 from gammaray.engine.build import build_engine
 from gammaray.engine.engine import Engine
 from gammaray.engine.service import AsyncEngine
-from gammaray.routing.plan import TenantPlanner
+from gammaray.routing.plan import Router
 
 SETTLE_S = 10.0
 
@@ -80,7 +80,7 @@ def serve(port: int, config: Config) -> dict[str, Any]:
     replica = TargetReplica(config, lambda _: service, ReplicaSettings(threads=1, loopback=False))
     tokenizer = byte_tokenizer()
     tokenizer.bos_token = EOS  # lets an empty prompt through
-    app = Census(create_app(replica, tokenizer, TenantPlanner(config), config))
+    app = Census(create_app(replica, tokenizer, Router(config), config))
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn stops at it, and then raises it once more
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
     settle(engine)

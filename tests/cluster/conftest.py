@@ -26,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Cluste
     config = parse({"target": {"model": "tiny"}, "server": {"port": serving.free_port()}}, "test")
     with running(
         config,
-        engine_factory=lambda _: serving.SlowEngine(log),
+        engine_factory=lambda *_: serving.SlowEngine(log),
         tokenizer_factory=lambda _: serving.ByteTokenizer(),
     ) as url:
         yield serving.Cluster(url, log)

@@ -35,12 +35,12 @@ ray.cloudpickle.register_pickle_by_value(serving)
 config = parse({"target": {"model": "tiny"}, "server": {"port": serving.free_port()}}, "test")
 tokenizer = lambda _: serving.ByteTokenizer()
 
-def fail(_):
+def fail(*_):
     raise VocabularyMismatch(10, 20, "small")
 
 def served():
     log = pathlib.Path(sys.argv[2])
-    run(config, engine_factory=lambda _: serving.SlowEngine(log), tokenizer_factory=tokenizer)
+    run(config, engine_factory=lambda *_: serving.SlowEngine(log), tokenizer_factory=tokenizer)
 
 def refused():
     run(config, engine_factory=fail, tokenizer_factory=tokenizer)

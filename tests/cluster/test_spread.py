@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -215,5 +216,37 @@ def test_when_all_are_lost_a_request_waits_at_one() -> None:
                 await whole(client)
         replicas[0].broken = None
         assert await whole(client) == TEXT
+
+    asyncio.run(run())
+
+
+def test_a_prefix_goes_where_it_was_before() -> None:
+    async def run() -> None:
+        client, clock, (a, b, c) = spread()
+        long = replace(REQUEST, prompt=(7,) * 100)
+        stream = client.generate(REQUEST)
+        await anext(stream)  # on a
+        assert [chunk.first_position async for chunk in client.generate(long)] == [*range(WORDS)]
+        await stream.aclose()
+        for _ in range(3):  # a is the idlest too
+            assert [chunk.first_position async for chunk in client.generate(long)] == [*range(WORDS)]
+        assert [len(replica.served) for replica in (a, b, c)] == [1, 4, 0]
+        b.frozen = True
+        await clock.pass_()
+        assert [chunk.first_position async for chunk in client.generate(long)] == [*range(WORDS)]
+        assert [len(replica.served) for replica in (a, b, c)] == [2, 4, 0]
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_is_too_busy_shares_its_prefix() -> None:
+    async def run() -> None:
+        client, _, replicas = spread()
+        streams = [client.generate(replace(REQUEST, prompt=(7,) * 100)) for _ in range(9)]
+        for stream in streams:
+            await anext(stream)
+        assert [replica.open for replica in replicas] == [5, 4, 0]
+        for stream in streams:
+            await stream.aclose()
 
     asyncio.run(run())

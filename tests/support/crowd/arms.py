@@ -21,6 +21,7 @@ class Arms:
     oracle_s: float = 0.0  # each request at the best depth for its acceptance
     hindsight_s: float = 0.0  # ... at the depth that turned out best for its text
     fixed_s: Floats = field(default_factory=lambda: np.zeros(MOST_DEPTH + 1))  # all at one depth; 0 is plain
+    batches: list[Floats] = field(default_factory=list)
 
     def add(self, texts: Texts, served: Served, alpha: Floats, batch: Floats) -> None:
         """`served` is the adaptive arm. All [R]."""
@@ -32,6 +33,14 @@ class Arms:
         self.oracle_s += float(seconds[best, np.arange(len(best))].sum())
         self.hindsight_s += float(seconds.min(0).sum())
         self.fixed_s += seconds.sum(1)
+        self.batches.append(batch)
+
+    @property
+    def batch(self) -> tuple[float, float, float]:
+        """P5, mean and P95 of the sequences that a request runs with, itself among them."""
+        every = np.concatenate(self.batches)
+        low, high = np.quantile(every, [0.05, 0.95]).tolist()
+        return low, float(every.mean()), high
 
     def _fixed(self, texts: Texts, depth: int, batch: Floats) -> Floats:
         depths: Ints = np.full(len(batch), depth)

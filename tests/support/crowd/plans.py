@@ -44,12 +44,13 @@ class Plans:
 
 
 class Crowd:
-    """Plans with arrays. The predictor is asked once for each prompt, at the mean of the priors."""
+    """Plans with arrays. The predictor is asked once for each prompt, at the mean of the priors then."""
 
     def __init__(self, tenants: Sequence[str], prompts: Sequence[tuple[int, ...]], seed: int) -> None:
         self._at = {key(name): i for i, name in enumerate(tenants)}
         self._known = [features(p, TEMPERATURE, ROUTE, CLASS, DRAFTER, None) for p in prompts]
         self._rng = np.random.default_rng(seed)
+        self._told: tuple[int, Floats] = (0, np.empty(0))  # version of the predictor, its word on each prompt
 
     def plan(self, requests: Requests, briefing: Briefing, texts: Texts) -> Plans:
         prior = np.full(len(self._at), np.nan)
@@ -66,12 +67,14 @@ class Crowd:
         return Plans(np.where(admitted, np.minimum(own, ceiling), 0), forecasts)
 
     def _foretold(self, prior: Floats, requests: Requests, briefing: Briefing) -> Floats:
-        known = prior[requests.tenant]
-        if briefing.predictor is None or briefing.predictor.predict(self._known[0]) is None:
-            return known
-        mean = float(np.nanmean(prior)) if not np.isnan(prior).all() else np.nan
-        foretold = [briefing.predictor.predict(_with_prior(one, mean)) for one in self._known]
-        return np.array(foretold, np.float64)[requests.prompt]
+        predictor = briefing.predictor
+        if predictor is None or predictor.predict(self._known[0]) is None:
+            return prior[requests.tenant]
+        if predictor.version != self._told[0]:
+            mean = np.nan if np.isnan(prior).all() else float(np.nanmean(prior))
+            words = [predictor.predict(_with_prior(one, mean)) for one in self._known]
+            self._told = predictor.version, np.array(words, np.float64)
+        return self._told[1][requests.prompt]
 
     def _policies(self, requests: Requests, briefing: Briefing, texts: Texts) -> tuple[Ints, Floats]:
         """([R], [R]) the ceiling of the depth, and whether a request is let in."""

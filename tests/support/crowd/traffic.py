@@ -17,7 +17,8 @@ HOME_SHARES = (0.6, 0.3, 0.1)
 GOOD_SHARES = (0.3, 0.95)  # of a tenant's requests that are of the high mode
 COLLAPSING, LONGEST = 0.2, 1 / 3  # share of the tenants, and of the run that it may last
 SWING = 0.5  # of the load, over the run
-REQUESTS = 2.0  # of a tenant in a tick, in the mean; at least 1
+REQUESTS = 1.0  # of a tenant in a tick beyond the first, in the mean over the tenants
+INEQUALITY = 1.5  # sigma of their lognormal distribution: few tenants have most of the traffic
 TOKENS = (32, 96)  # of an output
 POOL = 2000  # different prompts, half of them repetitive
 
@@ -41,6 +42,7 @@ class Traffic:
     def __init__(self, tenants: int, replicas: int, ticks: int, misled: float, seed: int) -> None:
         self._rng = rng = np.random.default_rng(seed)
         self._ticks, self._misled, self._replicas = ticks, misled, replicas
+        self._rates = rng.lognormal(np.log(REQUESTS) - INEQUALITY**2 / 2, INEQUALITY, tenants)
         self._good = rng.uniform(*GOOD_SHARES, tenants)
         self._homes = rng.integers(replicas, size=(tenants, HOMES))
         self._falls = np.where(rng.random(tenants) < COLLAPSING, rng.integers(ticks, size=tenants), ticks)
@@ -49,8 +51,8 @@ class Traffic:
 
     def tick(self, number: int) -> Requests:
         rng, load = self._rng, 1.0 + SWING * np.sin(2 * np.pi * number / self._ticks)
-        more = rng.poisson((REQUESTS - 1) * load, len(self._good))
-        tenant = rng.permutation(np.repeat(np.arange(len(self._good)), 1 + more))
+        more = rng.poisson(self._rates * load)
+        tenant = rng.permutation(np.repeat(np.arange(len(more)), 1 + more))
         count = len(tenant)
         good = rng.random(count) < self._good[tenant]
         looks_good = good ^ (rng.random(count) < self._misled)

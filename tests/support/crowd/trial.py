@@ -71,6 +71,7 @@ class Trial:
         self._priors, self._learner = Priors(), Learner()
         step = max(1, setup.tenants // setup.sampled)
         self._is_sampled = np.arange(setup.tenants) % step == 0
+        self.sampled = int(self._is_sampled.sum())
 
     def run(self) -> None:
         for number in range(self.setup.ticks):

@@ -39,13 +39,7 @@ def windows(tick: Tick, names: Sequence[str], costs: Costs) -> Iterator[Window]:
     place = (requests.replica * tenants + requests.tenant) * 2
     drafting = _drafting_rows(tick, per_token_s)
     plain = _plain_rows(tick, per_token_s)
-    told, row = np.unique(np.concatenate((place + 1, place)), return_inverse=True)
-    counts = np.zeros((len(told), WIDTH))
-    rows = np.concatenate((drafting, plain))
-    for column in np.flatnonzero(rows.any(0)):
-        counts[:, column] = np.bincount(row, rows[:, column], len(told))
-    busy = counts.any(1)
-    told, counts = told[busy], counts[busy]
+    told, counts = _summed(np.concatenate((place + 1, place)), np.concatenate((drafting, plain)))
     keys: list[Key] = [key(names[i // 2 % tenants]) if i % 2 else (names[i // 2 % tenants], CLASS, None)
                        for i in told.tolist()]  # fmt: skip
     ends = np.searchsorted(told, np.arange(len(tick.batches) + 1) * tenants * 2).tolist()
@@ -67,6 +61,14 @@ def windows(tick: Tick, names: Sequence[str], costs: Costs) -> Iterator[Window]:
             kv_used_blocks=BLOCKS // 2,
             kv_total_blocks=BLOCKS,
         )
+
+
+def _summed(place: Ints, rows: Counts) -> tuple[Ints, Counts]:
+    """([K], [K, WIDTH]) the places [N], ascending, that `rows` [N, WIDTH] hold anything of, and their sums."""
+    busy = rows.any(1)
+    order = np.flatnonzero(busy)[np.argsort(place[busy], kind="stable")]
+    told, first = np.unique(place[order], return_index=True)
+    return told, np.add.reduceat(rows[order], first, axis=0)
 
 
 def _per_token_s(tick: Tick, costs: Costs) -> Floats:

@@ -1,0 +1,76 @@
+"""The controller as an actor, and how it is hired and dismissed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+
+from gammaray.actors.crew import NAMESPACE
+from gammaray.actors.desk import KEPT, Desk, Mandate
+from gammaray.actors.front import Front
+from gammaray.actors.journal import AuditLog, Journal, RayKV
+from gammaray.actors.line import NAME
+from gammaray.routing.bulletin import Answer, Bulletin, Known, Origin
+from gammaray.routing.window import Window
+
+logger = logging.getLogger(__name__)
+
+HEAD = {"node:__internal_head__": 0.001}  # its audit log is where `gammaray serve` runs
+KV = RayKV("gammaray controller")
+MANDATE = "mandate"
+
+
+class ControllerActor(Front):
+    """A thread ticks; calls are answered in between. What it decided is safe before anybody hears of it."""
+
+    def __init__(self) -> None:
+        mandate: Mandate = KV.get(MANDATE)
+        settings = mandate.config.controller
+        log = AuditLog(settings.audit_log) if settings.audit_log else None
+        super().__init__(Desk(mandate, Journal(KV, log), time.time))
+        self._interval_s = settings.interval_s
+        threading.Thread(target=self._ticks, name="ticks", daemon=True).start()
+
+    def _ticks(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                self._desk.tick()
+                self._desk.learn()
+            except Exception:  # of Ray's, for a while
+                logger.exception("a tick of the controller failed")
+            time.sleep(max(0.0, self._interval_s - (time.monotonic() - began)))
+
+    def tell(self, origin: Origin, windows: tuple[Window, ...]) -> Answer:
+        return self._desk.tell(origin, windows)
+
+    def bulletin(self, known: Known) -> Bulletin | None:
+        return self._desk.bulletin(known)
+
+
+def hire(mandate: Mandate) -> Any:
+    """The handle of a new controller. Usage of the days before stays, all else begins anew."""
+    dismiss()
+    KV.put(MANDATE, mandate)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(ControllerActor)
+    options: dict[str, Any] = {
+        "name": NAME,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "resources": HEAD,
+    }
+    return actor.options(**options).remote()
+
+
+def dismiss() -> None:
+    """Ends the controller, if there is one, and forgets what it decided."""
+    with suppress(ValueError):
+        ray.kill(ray.get_actor(NAME, NAMESPACE))
+    for name in KV.names(""):
+        if not name.startswith(KEPT):
+            KV.put(name, None)
