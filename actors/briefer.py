@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gammaray.config import Tenant
 from gammaray.routing.briefing import Briefing, Predictor
 from gammaray.routing.bulletin import Bulletin, Known
@@ -15,6 +18,7 @@ from gammaray.routing.bulletin import Bulletin, Known
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+Table = NDArray[np.float16]  # [V, DIMS]
 
 
 class Board(Protocol):
@@ -43,8 +47,16 @@ class Briefer:
     A new tenant is known to the router before the gate lets it in.
     """
 
-    def __init__(self, board: Board, brief: Callable[[Briefing], None], gate: Gate) -> None:
-        self._board, self._brief, self._gate = board, brief, gate
+    def __init__(
+        self,
+        board: Board,
+        brief: Callable[[Briefing], None],
+        gate: Gate,
+        embeddings: Callable[[], Table | None] = lambda: None,
+    ) -> None:
+        """`embeddings`: of the target, see ModelRunner.projection; asked until it has some."""
+        self._board, self._brief, self._gate, self._ask = board, brief, gate, embeddings
+        self._embeddings: Table | None = None
         self._known = Known()
         self._tenants: Mapping[str, Tenant] | None = None
         self._predictor: Predictor | None = None
@@ -56,6 +68,8 @@ class Briefer:
             return False
         self._tenants = self._tenants if news.tenants is None else news.tenants
         self._predictor = news.predictor or self._predictor
+        if self._embeddings is None:
+            self._embeddings = self._ask()
         self._brief(self._briefing(news))
         if news.tenants is not None:
             self._gate.employ(news.tenants)
@@ -69,9 +83,9 @@ class Briefer:
             policy=news.policy,
             revision=news.revision,
             tenants=self._tenants,
-            used_today=news.used_today,
             priors=news.priors,
             predictor=self._predictor,
+            embeddings=self._embeddings,
             concurrency=news.concurrency,
         )
 

@@ -15,8 +15,11 @@ from gammaray.actors.desk import KEPT, Desk, Mandate
 from gammaray.actors.front import Front
 from gammaray.actors.journal import AuditLog, Journal, RayKV
 from gammaray.actors.line import NAME
+from gammaray.actors.metrics import session_folder
 from gammaray.routing.bulletin import Answer, Bulletin, Known, Origin
 from gammaray.routing.window import Window
+from gammaray.telemetry.control import ControlRecorder
+from gammaray.telemetry.meters import open_meters
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +37,18 @@ class ControllerActor(Front):
         log = AuditLog(settings.audit_log) if settings.audit_log else None
         super().__init__(Desk(mandate, Journal(KV, log), time.time))
         self._interval_s = settings.interval_s
+        self._tenants = mandate.config.telemetry.tenants
+        meters = open_meters(mandate.config, "controller", session_folder())
+        self._recorder = ControlRecorder(meters, self._tenants)
         threading.Thread(target=self._ticks, name="ticks", daemon=True).start()
 
     def _ticks(self) -> None:
         while True:
             began = time.monotonic()
+            self._desk.tick_at = time.time() + self._interval_s
             try:
                 self._desk.tick()
+                self._recorder.record(self._desk.overview(self._tenants), self._desk.take_decisions())
                 self._desk.learn()
             except Exception:  # of Ray's, for a while
                 logger.exception("a tick of the controller failed")

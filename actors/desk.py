@@ -67,6 +67,8 @@ class Desk:
     def __init__(self, mandate: Mandate, journal: Journal, clock: Callable[[], float]) -> None:
         self.mandate, self._journal, self._clock = mandate, journal, clock
         self._lock = threading.RLock()
+        self.tick_at = 0.0  # when the next tick is due
+        self._decided: list[Decision] = []
         self._life, self._editions = secrets.token_hex(4), 0
         self._inbox: dict[tuple[str, int], Window] = {}
         self._replicas: dict[str, Replica] = {}
@@ -97,7 +99,8 @@ class Desk:
                 self._inbox[window.source, window.number] = window
                 self._replicas[origin.source] = Replica(origin, window, self._clock())
             published = self._published
-        return Answer(published.bulletin.policy, published.kept.get(origin.source, 0))
+        kept = published.kept.get(origin.source, 0)
+        return Answer(published.bulletin.policy, kept, max(0.0, self.tick_at - self._clock()))
 
     def bulletin(self, known: Known) -> Bulletin | None:
         """Without what is known; None when that is all."""
@@ -161,6 +164,12 @@ class Desk:
             more = {"version": self.policy.version, "replicas": replicas, "placement": self.mandate.placement}
         return {**seen, **more}
 
+    def take_decisions(self) -> list[Decision]:
+        """Those since this was asked last."""
+        with self._lock:
+            decided, self._decided = self._decided, []
+        return decided
+
     def state(self, tenant: str) -> State:
         with self._lock:
             memory = self.control.remembered(tenant)
@@ -217,6 +226,7 @@ class Desk:
         self._journal.commit(changes, [record(one) for one in decisions])
         self._written |= fresh
         self._policy = policy
+        self._decided += decisions
         self._editions += 1
         marks = self.ledger.marks.last
         kept = {source: number for source, (number, _) in marks.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gammaray.actors.place import Place, Whereabouts, cap_memory, whereabouts
+from gammaray.actors.place import Place, Whereabouts, cap_memory, leave_no_core, whereabouts
 from gammaray.config import Config
 from gammaray.engine.threads import compute_with
 
@@ -85,6 +85,7 @@ class DraftWorker:
     def __init__(self, config: Config, post: Post, link_factory: LinkFactory, threads: int | None) -> None:
         compute_with(post.place.threads(threads))
         cap_memory(post.place)
+        leave_no_core()
         self._post = post
         self._link = link_factory(config, post.drafter)
         self._draining = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -73,6 +74,12 @@ def cap_memory(place: Place) -> None:
 
     for device in range(torch.cuda.device_count()):
         torch.cuda.set_per_process_memory_fraction(place.memory_fraction, device)
+
+
+def leave_no_core() -> None:
+    """A core dump of this process would hold drafts that were rejected."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def misplaced(place: Place, found: Whereabouts) -> str | None:

@@ -16,6 +16,7 @@ from gammaray.types import DraftLinks, PolicySnapshot, StepReport
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+LEAD_S = 0.3  # a window leaves so long before a tick, and its policy is asked for so long after it
 STOP_S = 2.0
 LEFT_MOST = 2  # windows that may be on their way; while nobody takes them, the next one grows
 
@@ -31,8 +32,8 @@ class Desk(Protocol):
 class Reporter:
     """`add` from the engine's thread; everything else happens in `round`, which one thread calls.
 
-    A window that the controller has not kept is sent again, with its number, every `interval_s`. Without a
-    controller the last policy stays.
+    A window leaves just before the controller's next tick, so that this one knows what happened; one that the
+    controller has not kept is sent again, with its number. Without a controller the last policy stays.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Reporter:
         self._interval_s = interval_s
         self._collector, self._lock = Collector(origin.source), threading.Lock()
         self._left: list[Window] = []  # not kept yet, oldest first
-        self._due = 0.0
+        self._due = self._tick = 0.0
         self._version: int | None = None  # of the policy that the engine has
 
     def add(self, report: StepReport) -> None:
@@ -63,10 +64,19 @@ class Reporter:
             self._take()
             windows = tuple(self._left)
         answer = self._desk.tell(self._origin, windows)
+        if answer.tick_in_s:
+            self._tick = now + answer.tick_in_s
+            before = self._tick - LEAD_S
+            self._due = before if before > now else before + self._interval_s
         self._left = [window for window in self._left if window.number > answer.kept]
         if answer.policy.version != self._version:
             self._version = answer.policy.version
             self._apply(answer.policy)
+
+    def pause(self, now: float) -> float:
+        """Seconds until the next round: often enough to hear of an operator, and around the tick."""
+        moments = (moment - now for moment in (self._due, self._tick + LEAD_S))
+        return min([POLL_S, *(left for left in moments if left > 0)])
 
     def finish(self) -> None:
         """Once, at the end: sends everything that is left. Raises like `round`."""
@@ -84,7 +94,7 @@ class Reporter:
 
 
 class ReportingThread:
-    """Rounds of a reporter, one a second, until `stop`."""
+    """Rounds of a reporter, at least one a second, until `stop`."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter, self._stopping = reporter, threading.Event()
@@ -98,7 +108,7 @@ class ReportingThread:
 
     def _run(self) -> None:
         silent = False
-        while not self._stopping.wait(POLL_S):
+        while not self._stopping.wait(self._reporter.pause(time.monotonic())):
             try:
                 self._reporter.round(time.monotonic())
                 if silent:

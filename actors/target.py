@@ -5,21 +5,26 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gammaray.actors.fellows import Fellows
 from gammaray.actors.keeper import Resolver
 from gammaray.actors.line import RayDesk
 from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
-from gammaray.actors.place import NODE, Place, cap_memory, check_place, whereabouts
+from gammaray.actors.metrics import session_folder
+from gammaray.actors.place import NODE, Place, cap_memory, check_place, leave_no_core, whereabouts
 from gammaray.actors.pool import Pool
 from gammaray.actors.reporter import Reporter, ReportingThread
 from gammaray.config import Config
 from gammaray.engine.threads import compute_with
 from gammaray.errors import ReplicaLost
 from gammaray.routing.bulletin import Origin
+from gammaray.telemetry.replica import ReplicaTelemetry
 from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, StepReport, TokenChunk
 
 if TYPE_CHECKING:
@@ -31,6 +36,7 @@ class EngineService(Protocol):
     """What a replica asks of its engine."""
 
     info: ModelInfo
+    projection: NDArray[np.float16] | None  # see ModelRunner
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as they come; closing it aborts the request."""
@@ -97,7 +103,8 @@ def local_engine(config: Config, around: Surroundings = Surroundings()) -> Engin
 
     pools = reach(around.pools, around.resolve)
     engine = build_engine(config, ranks=around.seat, pools=pools.drafters)
-    return AsyncEngine(engine, around.listener, links=pools.links)
+    projection = engine.runner.projection() if config.controller.predictor else None
+    return AsyncEngine(engine, around.listener, links=pools.links, projection=projection)
 
 
 class TargetReplica:
@@ -111,17 +118,27 @@ class TargetReplica:
         compute_with(slot.place.threads(settings.threads))
         check_place(slot.place)
         cap_memory(slot.place)
+        leave_no_core()
         self._fellows = Fellows(config, slot.fellows, settings.threads) if slot.fellows else None
+        self._telemetry = ReplicaTelemetry(config, f"target-{slot.number}", session_folder())
         self._engine: EngineService
         reporter = self._reporter(config, slot) if config.controller.enabled else None
         self._engine = engine_factory(config, self._around(slot, reporter))
         self._reporting = ReportingThread(reporter) if reporter else None
 
     def _around(self, slot: Slot, reporter: Reporter | None) -> Surroundings:
+        listeners = [self._telemetry.record, *([reporter.add] if reporter else [])]
+
+        def tell(report: StepReport) -> None:
+            for listener in listeners:
+                listener(report)
+
         seat = self._fellows.seat if self._fellows else None
-        resolver = Resolver(slot.number) if slot.pools else None
-        around = Surroundings(seat, slot.pools, resolver)
-        return replace(around, listener=reporter.add) if reporter else around
+        return Surroundings(seat, slot.pools, Resolver(slot.number) if slot.pools else None, tell)
+
+    def _apply(self, policy: PolicySnapshot) -> None:
+        self._engine.apply(policy)
+        self._telemetry.apply(policy)
 
     def _reporter(self, config: Config, slot: Slot) -> Reporter:
         """To the controller, from the engine that there will be."""
@@ -131,7 +148,7 @@ class TargetReplica:
         return Reporter(
             origin,
             RayDesk(),
-            lambda policy: self._engine.apply(policy),
+            self._apply,
             lambda: self._engine.health().links,
             config.controller.interval_s,
         )
@@ -144,6 +161,10 @@ class TargetReplica:
 
     async def health(self) -> Health:
         return self._engine.health()
+
+    async def projection(self) -> NDArray[np.float16] | None:
+        """What the acceptance predictor reads of each token; None: nothing."""
+        return self._engine.projection
 
     async def profile(self, steps: int, timeout_s: float) -> str:
         return await self._engine.profile(steps, timeout_s)
@@ -163,3 +184,4 @@ class TargetReplica:
             self._engine.shutdown()
             if self._reporting:
                 self._reporting.stop()
+            self._telemetry.close()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
+from fastapi.telemetry import TelemetryConfig
+from opentelemetry import trace
 from starlette.middleware import Middleware
 
 from gammaray import __version__
@@ -19,7 +21,7 @@ from gammaray.api.body import BodyLimit, StrictRoute
 from gammaray.api.client import EngineClient, Planner, Tokenizer
 from gammaray.api.dashboard import add_dashboard
 from gammaray.api.drain import Drain, Entrance
-from gammaray.api.gate import Gate, Record, RequestId
+from gammaray.api.gate import Gate, Record, RequestId, Tell
 from gammaray.api.job import Terms
 from gammaray.api.log import AccessLog
 from gammaray.api.operator import Conversations, Operations
@@ -32,7 +34,8 @@ from gammaray.api.visit import Visit
 from gammaray.api.warmup import WarmUps
 from gammaray.config import Config
 from gammaray.errors import GammarayError, NotFound, Overloaded
-from gammaray.types import ModelInfo
+from gammaray.telemetry.tracing import request_span
+from gammaray.types import Asked, ModelInfo
 from gammaray.validation import shorten
 
 READY_TIMEOUT_S = 5.0
@@ -41,6 +44,9 @@ STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or with `stream` its events", "content": {"text/event-stream": {}}}
 }
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on this route
+# FastAPI would begin a trace of its own, apart from Serve's, with the query string in it.
+UNTRACED: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+TRACER = trace.get_tracer("gammaray")
 T = TypeVar("T")
 
 
@@ -56,14 +62,15 @@ def create_app(
     operations: Operations | None = None,
     metrics: Callable[[], bytes] | None = None,
     conversations: Conversations | None = None,
+    tell: Tell | None = None,
 ) -> FastAPI:
     """Routes and error handlers. Nothing is asked of the engine before the first request.
 
     `drain`: how its end is announced. `tell_ids` False: a proxy puts request ids into responses. `clock`
     (s) counts rate limits, unless `tenancy` brings them, which may change while the server runs. Without
     `operations` there are no operator routes but `health`, and no live page. `metrics`: the text of
-    `/metrics`, which may take a while. `conversations` are for warm-ups. Raises ConfigError when the access
-    log cannot be written.
+    `/metrics`, which may take a while. `conversations` are for warm-ups. `tell` hears of every request that
+    is over. Raises ConfigError when the access log cannot be written.
     """
     drain, vocabulary = drain or Drain(), Vocabulary(tokenizer)
     app = FastAPI(
@@ -73,7 +80,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         responses=errors.RESPONSES,
-        middleware=_way_in(config, drain, tell_ids, tenancy or Tenancy(config, clock)),
+        middleware=_way_in(config, drain, tell_ids, tenancy or Tenancy(config, clock), tell),
+        telemetry=UNTRACED,
     )
     app.router.route_class = StrictRoute
     errors.install(app)
@@ -92,13 +100,15 @@ def create_app(
     return app
 
 
-def _way_in(config: Config, drain: Drain, tell_ids: bool, tenancy: Tenancy) -> list[Middleware]:
+def _way_in(
+    config: Config, drain: Drain, tell_ids: bool, tenancy: Tenancy, tell: Tell | None
+) -> list[Middleware]:
     """What every request passes on its way to a route, in this order."""
     server = config.server
     log = AccessLog(server.access_log, config.telemetry.log_prompts) if server.access_log else None
     return [
         Middleware(RequestId, tell=tell_ids),
-        Middleware(Record, seconds=server.request_timeout_s, log=log),
+        Middleware(Record, seconds=server.request_timeout_s, log=log, **({"tell": tell} if tell else {})),
         Middleware(Entrance, drain=drain),
         Middleware(BodyLimit, limit=server.max_body_bytes),
         Middleware(Gate, tenancy=tenancy),
@@ -206,7 +216,8 @@ def _add_generation(
             inputs = await asyncio.to_thread(prompt.completion_inputs, body, vocabulary, info)
         asked = job.ask(body, inputs, terms.tenant, request.headers)
         planned = until_end.enter_context(planner.open(asked))
-        made = job.build(body, inputs, asked, planned, info, terms)
+        traced = until_end.enter_context(_traced(asked))
+        made = job.build(body, inputs, asked, planned, info, terms, traced)
         return await respond(request, client, made, body, COMPLETION)
 
     @app.post("/v1/chat/completions", response_model=None, responses=STREAMS)
@@ -219,8 +230,14 @@ def _add_generation(
             inputs = await asyncio.to_thread(prompt.chat_inputs, body, vocabulary, info)
         asked = job.ask(body, inputs, terms.tenant, request.headers)
         planned = until_end.enter_context(planner.open(asked))
-        made = job.build(body, inputs, asked, planned, info, terms)
+        traced = until_end.enter_context(_traced(asked))
+        made = job.build(body, inputs, asked, planned, info, terms, traced)
         return await respond(request, client, made, body, CHAT)
+
+
+def _traced(asked: Asked) -> AbstractContextManager[str | None]:
+    """What the engine's spans hang on; None: the request is not traced."""
+    return request_span(TRACER, asked.tenant, asked.route, asked.request_id, asked.headers.get("traceparent"))
 
 
 def _accept(

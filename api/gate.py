@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 
@@ -22,6 +22,14 @@ ID_HEADER = "x-request-id"
 ID = re.compile("[A-Za-z0-9._-]{1,128}")
 GENERATION = ("/v1/completions", "/v1/chat/completions")
 GRACE_S = 5.0  # in which a route says itself, and better, that the time is over
+
+
+# Tenant, method, route, status and seconds of a request that is over; None: unknown.
+Tell = Callable[[str | None, str, str | None, int | None, float], None]
+
+
+def _untold(tenant: str | None, method: str, route: str | None, status: int | None, seconds: float) -> None:
+    """Nobody listens."""
 
 
 class RequestId:
@@ -52,13 +60,13 @@ def _request_id(sent: Sequence[str]) -> str:
 
 
 class Record:
-    """ASGI: follows a request to its end, which comes after `seconds`, and writes its line.
+    """ASGI: follows a request to its end, which comes after `seconds`, writes its line, and tells of it.
 
     What fails inside and has no answer gets one here.
     """
 
-    def __init__(self, app: ASGIApp, seconds: float, log: AccessLog | None) -> None:
-        self._app, self._seconds, self._log = app, seconds, log
+    def __init__(self, app: ASGIApp, seconds: float, log: AccessLog | None, tell: Tell = _untold) -> None:
+        self._app, self._seconds, self._log, self._tell = app, seconds, log, tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,9 +78,10 @@ class Record:
         try:
             await self._follow(scope, seen, wire)
         finally:
+            route = getattr(scope.get("route"), "path", None)
+            status = errors.GONE if wire.left_open(seen) else wire.status
+            self._tell(seen.identity.tenant, scope["method"], route, status, clock() - seen.began)
             if self._log:
-                route = getattr(scope.get("route"), "path", None)
-                status = errors.GONE if wire.left_open(seen) else wire.status
                 http = {"method": scope["method"], "route": route, "status": status}
                 self._log.write(seen, arrived, clock(), http)
 

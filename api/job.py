@@ -76,9 +76,18 @@ def _text(body: ChatBody | CompletionBody, index: int) -> str | None:
 
 
 def build(
-    body: GenerationBody, inputs: Inputs, asked: Asked, planned: Planned, info: ModelInfo, terms: Terms
+    body: GenerationBody,
+    inputs: Inputs,
+    asked: Asked,
+    planned: Planned,
+    info: ModelInfo,
+    terms: Terms,
+    trace: str | None = None,
 ) -> Job:
-    """The engine's part of a request. Raises InvalidRequest, also for more tokens than `terms` grants."""
+    """The engine's part of a request. Raises InvalidRequest, also for more tokens than `terms` grants.
+
+    `trace`: the traceparent of what its spans hang on.
+    """
     _check_places(body, inputs, info)
     name, chosen = asked.request_id, planned.plan
     default, capped = _granted(body, terms)
@@ -93,6 +102,7 @@ def build(
             request_class=planned.request_class,
             priority=body.priority or 0,
             forecast=planned.forecast if ids is asked.prompt else NO_FORECAST,
+            trace=trace,
         )
         for index, ids in enumerate(inputs.prompts)
     )

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 from fastapi import FastAPI
+from numpy.typing import NDArray
 from ray.serve.handle import DeploymentHandle
 
 from gammaray.actors.briefer import Briefer, follow
@@ -26,8 +28,11 @@ from gammaray.api.tenancy import Tenancy
 from gammaray.config import Config
 from gammaray.routing.plan import Router
 from gammaray.routing.warmup import conversations
+from gammaray.telemetry.ingress import IngressRecorder
+from gammaray.telemetry.meters import open_meters
 from gammaray.telemetry.sockets import gather
 
+PROJECTION_S = 5.0
 TokenizerFactory = Callable[[str], Tokenizer]
 
 
@@ -36,6 +41,15 @@ def local_tokenizer(model: str) -> Tokenizer:
     from gammaray.engine.loading import load_tokenizer
 
     return cast(Tokenizer, load_tokenizer(model))
+
+
+def embeddings(target: DeploymentHandle[Any]) -> NDArray[np.float16] | None:
+    """As the replica gives them; None while it does not."""
+    try:
+        table: NDArray[np.float16] | None = target.projection.remote().result(timeout_s=PROJECTION_S)
+    except Exception:  # it still starts, or has none
+        return None
+    return table
 
 
 class Ingress:
@@ -61,19 +75,23 @@ class Ingress:
         self._tokenizer = tokenizer_factory(config.target.model)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        router, tenancy = Router(self._config, self._pools), Tenancy(self._config)
-        if self._config.controller.enabled:
-            follow(Briefer(RayDesk(), router.brief, tenancy))
+        config, folder = self._config, session_folder()
+        router, tenancy = Router(config, self._pools), Tenancy(config)
+        if config.controller.enabled:
+            follow(Briefer(RayDesk(), router.brief, tenancy, partial(embeddings, self._targets[0])))
+        meters = open_meters(config, "ingress", folder)
+        recorder = IngressRecorder(meters, config.telemetry.tenants, lambda: self._drain.open)
         return create_app(
             self._client,
             self._tokenizer,
             router,
-            self._config,
+            config,
             self._drain,
             tell_ids=False,  # Serve's proxy does
             tenancy=tenancy,
             operations=RayOperations(self._targets),
-            metrics=partial(gather, session_folder()),
+            metrics=partial(gather, folder),
+            tell=recorder.record,
             conversations=lambda count, seed: [one.messages for one in conversations(count, seed)],
         )
 

@@ -18,6 +18,7 @@ import psutil
 from gammaray.cluster import local, processes, proxy, stop
 from gammaray.config import NO_KEYS, Config, Server
 from gammaray.errors import ConfigError, GammarayError
+from gammaray.telemetry import tracing
 
 if TYPE_CHECKING:  # Ray reads its variables when it is imported, and this module sets them
     from gammaray.actors.draft import LinkFactory
@@ -84,10 +85,12 @@ def running(
     else:
         local.check_address(address)
     os.environ.update(local.environment(os.environ, local=address is None))
+    os.environ.update(tracing.environment(config.telemetry))
     if address is None:
         os.environ.update(proxy.environment(config.server))
     with (
         _ray(address, signals),
+        _exposed(config),
         _placed(config, probe, link_factory, signals) as (layout, until_drafts),
         _controlled(config, layout),
         _serve(config.server, ours=address is None),
@@ -149,6 +152,19 @@ def _placed(
     layout, nodes = prepare(config, probe, _say)
     with leased(layout.gpus, nodes), drafts.working(config, layout.posts, link_factory) as staff:
         yield layout, lambda: drafts.wait(staff, config, layout.posts, signals.check, _say)
+
+
+@contextmanager
+def _exposed(config: Config) -> Iterator[None]:
+    """Prometheus finds what the processes of each machine count."""
+    from gammaray.actors.metrics import Exposure
+
+    exposure = Exposure(config, _say)
+    exposure.start()
+    try:
+        yield
+    finally:
+        exposure.stop()
 
 
 def _controlled(config: Config, layout: Layout) -> AbstractContextManager[None]:

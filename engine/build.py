@@ -21,6 +21,7 @@ from gammaray.engine.profile import measure
 from gammaray.engine.ranks import Meeting, Seat, join
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
+from gammaray.types import PolicySnapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,8 +73,19 @@ def build_engine(
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
     profile = measure(runner, options.token_budget)
-    return Engine(
+    engine = Engine(
         runner, TokenizerDecoder(tokenizer), eos, drafters, options, grammars=grammars, profile=profile
+    )
+    engine.apply(_fairness(config))
+    return engine
+
+
+def _fairness(config: Config) -> PolicySnapshot:
+    """What holds until a controller says more, if there is one."""
+    tenants = config.tenants.items()
+    return PolicySnapshot(
+        weights={name: tenant.weight for name, tenant in tenants if tenant.weight != 1.0},
+        kv_shares={name: tenant.kv_share for name, tenant in tenants if tenant.kv_share != 1.0},
     )
 
 

@@ -11,6 +11,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gammaray.engine.capture import Capture
 from gammaray.engine.drafting import described
 from gammaray.engine.engine import TOKEN_BUDGET, Engine
@@ -54,7 +57,7 @@ class AsyncEngine:
     """Owns the engine from now on. Every engine call but submit, abort and apply happens on its thread.
 
     `clock` in seconds; a step that takes `stuck_after_s` (None: by the engine's token budget) is taken for
-    one that never ends. `links`: how its draft workers are, for `health`.
+    one that never ends. `links`: how its draft workers are, for `health`. `projection`: see ModelRunner.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class AsyncEngine:
         stuck_after_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         links: Callable[[], tuple[DraftLinks, ...]] = tuple,
+        projection: NDArray[np.float16] | None = None,
     ) -> None:
+        self.projection = projection
         self.info: ModelInfo = engine.info
         self._engine = engine
         self._listener = listener

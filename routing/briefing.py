@@ -33,7 +33,6 @@ class Briefing:
     policy: PolicySnapshot = field(default_factory=PolicySnapshot)
     revision: int = 0  # of `tenants`
     tenants: Mapping[str, Tenant] | None = None  # None: those of the configuration
-    used_today: Mapping[str, int] = field(default_factory=dict)  # tokens, by tenant, of all ingresses
     priors: Mapping[Key, float] = field(default_factory=dict)  # acceptance of a key's last requests, an EWMA
     predictor: Predictor | None = None  # None: the priors foretell
     embeddings: NDArray[np.float16] | None = None  # [V, DIMS] for the features; None: there are none

@@ -25,6 +25,7 @@ class Answer:
 
     policy: PolicySnapshot
     kept: int
+    tick_in_s: float = 0.0  # until the controller decides next; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,17 @@ class IngressRecorder:
         self._histogram = meters.histogram(names.HTTP)
         meters.watch(names.OPEN, lambda: [Observation(in_progress())])
 
-    def record(self, tenant: str | None, method: str, route: str | None, status: int, seconds: float) -> None:
-        """`tenant` None: nobody's. `route`: the application's template, never the path, if there is one."""
+    def record(
+        self, tenant: str | None, method: str, route: str | None, status: int | None, seconds: float
+    ) -> None:
+        """`tenant` None: nobody's. `route`: the application's template, never the path, if there is one.
+
+        `status` None: there was no answer.
+        """
         attributes = {
             names.TENANT: self._tenants.of(tenant) if tenant is not None else "",
             names.METHOD: method if method in METHODS else "_OTHER",
             names.ROUTE: self._routes.of(route) if route is not None else "",
-            names.STATUS: str(status),
+            names.STATUS: "" if status is None else str(status),
         }
         self._histogram.record(seconds, attributes)

@@ -6,34 +6,43 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .costs import MOST_DEPTH, Costs, Floats, Ints
+from .costs import MOST_DEPTH, Costs, Floats
 from .rounds import Served, Texts, serve
 
 
 @dataclass
 class Arms:
-    """Device seconds by arm, of all requests that were added, and the tokens of those."""
+    """By tick: `seconds` of the device in each arm, `tokens` in all of them alike, `batches` of the requests.
+
+    The arms: "adaptive" is the product; "oracle" serves each request at the best depth for its acceptance,
+    "hindsight" at the one that turned out best for its text, and the depths themselves all alike; 0 is plain.
+    """
 
     costs: Costs
-    requests: int = 0
-    tokens: int = 0
-    adaptive_s: float = 0.0
-    oracle_s: float = 0.0  # each request at the best depth for its acceptance
-    hindsight_s: float = 0.0  # ... at the depth that turned out best for its text
-    fixed_s: Floats = field(default_factory=lambda: np.zeros(MOST_DEPTH + 1))  # all at one depth; 0 is plain
+    seconds: list[dict[str | int, float]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     batches: list[Floats] = field(default_factory=list)
 
     def add(self, texts: Texts, served: Served, alpha: Floats, batch: Floats) -> None:
-        """`served` is the adaptive arm. All [R]."""
-        seconds = np.stack([self._fixed(texts, depth, batch) for depth in range(MOST_DEPTH + 1)])
+        """A tick's requests; `served` is the adaptive arm. All [R]."""
+        depths = range(MOST_DEPTH + 1)
+        fixed = np.stack([self._fixed(texts, depth, batch) for depth in depths])
         best = self.costs.best_depth(alpha, batch)
-        self.requests += len(alpha)
-        self.tokens += int(texts.tokens.sum())
-        self.adaptive_s += float(served.seconds(self.costs, batch).sum())
-        self.oracle_s += float(seconds[best, np.arange(len(best))].sum())
-        self.hindsight_s += float(seconds.min(0).sum())
-        self.fixed_s += seconds.sum(1)
+        self.seconds.append({
+            "adaptive": float(served.seconds(self.costs, batch).sum()),
+            "oracle": float(fixed[best, np.arange(len(best))].sum()),
+            "hindsight": float(fixed.min(0).sum()),
+            **dict(zip(depths, fixed.sum(1).tolist(), strict=True)),
+        })  # fmt: skip
+        self.tokens.append(int(texts.tokens.sum()))
         self.batches.append(batch)
+
+    def _fixed(self, texts: Texts, depth: int, batch: Floats) -> Floats:
+        return serve(texts, np.full(len(batch), depth), adaptive=False).seconds(self.costs, batch)
+
+    @property
+    def requests(self) -> int:
+        return sum(map(len, self.batches))
 
     @property
     def batch(self) -> tuple[float, float, float]:
@@ -42,18 +51,12 @@ class Arms:
         low, high = np.quantile(every, [0.05, 0.95]).tolist()
         return low, float(every.mean()), high
 
-    def _fixed(self, texts: Texts, depth: int, batch: Floats) -> Floats:
-        depths: Ints = np.full(len(batch), depth)
-        return serve(texts, depths, adaptive=False).seconds(self.costs, batch)
+    def goodput(self, since: int = 0) -> dict[str | int, float]:
+        """Tokens per second of a device by arm, from tick `since` on."""
+        tokens, ticks = sum(self.tokens[since:]), self.seconds[since:]
+        return {arm: tokens / sum(tick[arm] for tick in ticks) for arm in ticks[0]}
 
-    def goodput(self) -> dict[str, float]:
-        """Tokens per second of a device, by arm."""
-        best = int(self.fixed_s.argmin())
-        seconds = {
-            "oracle": self.oracle_s,
-            "hindsight": self.hindsight_s,
-            "adaptive": self.adaptive_s,
-            "best_fixed": float(self.fixed_s[best]),
-            "off": float(self.fixed_s[0]),
-        }
-        return {name: self.tokens / each for name, each in seconds.items()} | {"best_fixed_gamma": best}
+    def best_fixed(self) -> int:
+        """The best depth for all."""
+        goodput = self.goodput()
+        return max(range(MOST_DEPTH + 1), key=goodput.__getitem__)

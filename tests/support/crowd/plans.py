@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Literal
 
 import numpy as np
 
@@ -15,10 +16,11 @@ from gammaray.routing.plan import plan
 from gammaray.types import Asked, Forecast, Key, Planned
 
 from .costs import Floats, Ints
-from .rounds import TEMPERATURE, Texts
+from .rounds import TEMPERATURE, Bools, Texts
 from .traffic import INTERVAL_S, Requests
 
-CLASS, DRAFTER, ROUTE = "default", "lookup", "completions"
+CLASS, DRAFTER = "default", "lookup"
+ROUTE: Literal["completions"] = "completions"
 TENANT = Tenant.model_validate({
     "drafter": DRAFTER,
     "speculation": {"gamma": 4},  # while nothing is foretold
@@ -62,7 +64,9 @@ class Crowd:
         told: list[Floats] = [prior[requests.tenant], alphas]
         forecasts = [
             Forecast(_with_prior(self._known[prompt], before), None if alpha != alpha else alpha)
-            for prompt, before, alpha in zip(requests.prompt.tolist(), *(t.tolist() for t in told), strict=True)
+            for prompt, before, alpha in zip(
+                requests.prompt.tolist(), *(t.tolist() for t in told), strict=True
+            )
         ]
         return Plans(np.where(admitted, np.minimum(own, ceiling), 0), forecasts)
 
@@ -76,7 +80,7 @@ class Crowd:
             self._told = predictor.version, np.array(words, np.float64)
         return self._told[1][requests.prompt]
 
-    def _policies(self, requests: Requests, briefing: Briefing, texts: Texts) -> tuple[Ints, Floats]:
+    def _policies(self, requests: Requests, briefing: Briefing, texts: Texts) -> tuple[Ints, Bools]:
         """([R], [R]) the ceiling of the depth, and whether a request is let in."""
         count = len(self._at)
         gamma, share = np.full(count, TENANT.buckets[0].gamma), np.ones(count)
@@ -88,7 +92,9 @@ class Crowd:
         open_s = texts.tokens * texts.base_s
         rate = np.bincount(requests.tenant, minlength=count)[requests.tenant] / INTERVAL_S
         lone = 1.0 / (1.0 + rate * open_s)  # of those that come, who find no probe open (Erlang, one server)
-        chance = np.where(probing[requests.tenant], np.maximum(share[requests.tenant], lone), share[requests.tenant])
+        chance = np.where(
+            probing[requests.tenant], np.maximum(share[requests.tenant], lone), share[requests.tenant]
+        )
         return gamma[requests.tenant], self._rng.random(len(chance)) < chance
 
 

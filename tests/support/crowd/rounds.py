@@ -66,8 +66,9 @@ class Served:
 
 def nothing(count: int) -> Served:
     """To be counted into."""
-    by_length = [np.zeros((count, MOST_DEPTH + 1), np.int64) for _ in range(2)]
-    return Served(np.zeros(count, np.int64), np.zeros(count, np.int64), *by_length, np.zeros(count, np.bool_))
+    plain, drafted = np.zeros((2, count), np.int64)
+    tests, hits = np.zeros((2, count, MOST_DEPTH + 1), np.int64)
+    return Served(plain, drafted, tests, hits, np.zeros(count, np.bool_))
 
 
 def serve(texts: Texts, depth: Ints, adaptive: bool) -> Served:

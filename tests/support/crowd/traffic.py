@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bimodal import MODES, SPREAD, prompt
+from support.bimodal import MODES, SPREAD, prompt
+
 from .costs import Costs, Floats, Ints
 from .rounds import runs
 

@@ -23,6 +23,8 @@ from .rounds import Served, Texts, serve, serve_one
 from .traffic import INTERVAL_S, Requests, Traffic
 from .windows import Tick, windows
 
+COSTS = Costs()
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -35,7 +37,7 @@ class Setup:
     predictor: bool = True
     misled: float = 0.02
     seed: int = 0
-    costs: Costs = Costs()
+    costs: Costs = COSTS
 
 
 @dataclass
@@ -89,9 +91,13 @@ class Trial:
         self._plan_sampled(sampled, requests, texts, briefing, plans, INTERVAL_S * number)
         served = serve(texts, plans.deepest, adaptive=True)
         self._serve_sampled(sampled, texts, plans, served)
-        self.arms.add(_part(texts, sampled), _part_served(served, sampled), requests.alpha[sampled], batch[sampled])
+        self.arms.add(
+            _part(texts, sampled), _part_served(served, sampled), requests.alpha[sampled], batch[sampled]
+        )
         self.requests += len(batch)
-        tick = Tick(number, requests, plans.forecasts, (plans.deepest > 0).astype(np.int64), texts, served, batches)
+        tick = Tick(
+            number, requests, plans.forecasts, (plans.deepest > 0).astype(np.int64), texts, served, batches
+        )
         return list(windows(tick, self.names, self.setup.costs))
 
     def _texts(self, requests: Requests, batch: Floats) -> Texts:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gammaray.routing.window import COLUMN, SAMPLES, SLOWEST, TPOT_EDGES, VECTOR, WIDTH, Counts, Phases, Window
+from gammaray.routing.window import (
+    COLUMN,
+    SAMPLES,
+    SLOWEST,
+    TPOT_EDGES,
+    VECTOR,
+    WIDTH,
+    Counts,
+    Phases,
+    Window,
+)
 from gammaray.types import Finished, Forecast, Key, SpeculationStats
 
 from .costs import MOST_DEPTH, Costs, Floats, Ints
@@ -64,7 +74,7 @@ def windows(tick: Tick, names: Sequence[str], costs: Costs) -> Iterator[Window]:
 
 
 def _summed(place: Ints, rows: Counts) -> tuple[Ints, Counts]:
-    """([K], [K, WIDTH]) the places [N], ascending, that `rows` [N, WIDTH] hold anything of, and their sums."""
+    """([K], [K, WIDTH]) the places [N] of which `rows` [N, WIDTH] hold anything, ascending, and the sums."""
     busy = rows.any(1)
     order = np.flatnonzero(busy)[np.argsort(place[busy], kind="stable")]
     told, first = np.unique(place[order], return_index=True)
@@ -104,14 +114,14 @@ def _drafting_rows(tick: Tick, per_token_s: Floats) -> Counts:
         rows[:, VECTOR[name]][:, :MOST_DEPTH] = _beyond(by_length)
     rows[:, VECTOR["level_accepted"]] = rows[:, VECTOR["level_first"]]
     rows[:, VECTOR["ranks"].start] = accepted
-    return _with_ends(rows, tick, tick.planned > 0, per_token_s)
+    return _with_ends(rows, tick, tick.planned, per_token_s)
 
 
 def _plain_rows(tick: Tick, per_token_s: Floats) -> Counts:
     rows = np.zeros((len(tick.planned), WIDTH))
     for name in ("rounds", "emitted", "emitted_squared"):
         rows[:, COLUMN[name]] = tick.served.plain
-    return _with_ends(rows, tick, tick.planned == 0, per_token_s)
+    return _with_ends(rows, tick, 1 - tick.planned, per_token_s)
 
 
 def _with_ends(rows: Counts, tick: Tick, ended: Ints, per_token_s: Floats) -> Counts:
@@ -161,6 +171,7 @@ def _finished(tick: Tick, which: Ints, names: Sequence[str], per_token_s: Floats
         found.append(Finished(
             names[tenant], CLASS, DRAFTER if planned else None, "on", False, "length",
             "low_acceptance" if broke else None, 0, PROMPT_TOKENS, 0, tokens, stats,
-            first_s=each_s, total_s=each_s * tokens, forecast=tick.forecasts[i], request_id=f"{tick.number}-{i}",
+            first_s=each_s, total_s=each_s * tokens, forecast=tick.forecasts[i],
+            request_id=f"{tick.number}-{i}",
         ))  # fmt: skip
     return tuple(found)
