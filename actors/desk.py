@@ -162,6 +162,9 @@ class Desk:
             seen = self.control.overview(self._clock(), limit)
             replicas = [_replica(one) for one in self._alive()]
             more = {"version": self.policy.version, "replicas": replicas, "placement": self.mandate.placement}
+            drafters = self.roster.config.drafters
+        for key in (key for one in seen["tenants"] for kind in one["classes"] for key in kind["keys"]):
+            key["version"] = drafters[key["drafter"]].version if key["drafter"] in drafters else None
         return {**seen, **more}
 
     def take_decisions(self) -> list[Decision]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 ROUNDS = 16
 GOOD, POOR = 0.6, 0.3  # alpha over the last rounds: above, all that is allowed; below, hardly any
 MIDDLE_DEPTH, POOR_DEPTH = 4, 2
-HOT = 0.8  # temperature, above which acceptance is a guess until so many tokens were tested
+HOT = 0.8  # temperature, above which acceptance is a guess until so many tokens of the request were tested
 HOT_TESTED, HOT_DEPTH = 32, 1
 
 
@@ -44,9 +44,9 @@ class Breaker:
             return None
         return sum(r.first_accepted for r in self._last) / sum(r.tested for r in self._last)
 
-    def limit(self, most: int, temperature: float) -> int:
-        """The depth that it may have, of `most`."""
-        if temperature > HOT and self.tested < HOT_TESTED:
+    def limit(self, most: int, hot: bool) -> int:
+        """The depth that it may have, of `most`. `hot`: it begins with one level."""
+        if hot and self.tested < HOT_TESTED:
             return min(most, HOT_DEPTH)
         alpha = self.alpha
         if alpha is None or alpha > GOOD:

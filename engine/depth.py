@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from gammaray.engine.breaker import HOT
 from gammaray.engine.sequence import Sequence
 from gammaray.types import PolicySnapshot
 
@@ -18,8 +19,13 @@ def allowed_shape(sequence: Sequence, policy: PolicySnapshot) -> tuple[int, int]
         return 0, 1
     depth = min(plan.gamma, key.gamma, sequence.remaining - 1)
     if plan.adaptive:
-        depth = sequence.breaker.limit(depth, sequence.request.sampling.temperature)
+        depth = sequence.breaker.limit(depth, _is_hot(sequence))
     return max(0, depth), min(plan.width, key.width)
+
+
+def _is_hot(sequence: Sequence) -> bool:
+    """Nobody knows how much is accepted at such a temperature; a forecast would be a better prior."""
+    return sequence.request.sampling.temperature > HOT and sequence.request.forecast.alpha is None
 
 
 def share_depth(wants: Seq[tuple[int, int]], room: int) -> list[int]:

@@ -83,15 +83,20 @@ def finished(sequence: Seq, reason: FinishReason, now: float, found: Quality | N
         total_s=now - sequence.submitted,
         forecast=request.forecast,
         quality=found,
-        request_id=request.request_id,
+        request_id=_shown(request.request_id),
     )
+
+
+def _shown(request_id: str) -> str:
+    """As the ingress knows it: without what makes it unique here."""
+    return request_id.partition("#")[0]
 
 
 def traced(part: Slice, done: Round, kept: int) -> Traced:
     sequence = part.sequence
     rid, verdict = sequence.rid, done.verdicts[sequence.rid]
     return Traced(
-        request_id=sequence.request.request_id,
+        request_id=_shown(sequence.request.request_id),
         trace=sequence.request.trace or "",
         phase="decode" if part.pending == 1 else "prefill",
         fed=part.pending,

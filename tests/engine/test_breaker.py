@@ -25,20 +25,20 @@ def after(rounds: int, accepted: int, of: int = 10, **cost: float) -> Breaker:
 )
 def test_depth_follows_the_last_16_rounds(accepted: int, of: int, depth: int) -> None:
     """0.6 and 0.3 lie between 9/16 and 10/16, and between 4/16 and 5/16."""
-    assert after(ROUNDS, accepted, of).limit(8, temperature=0.0) == depth
+    assert after(ROUNDS, accepted, of).limit(8, hot=False) == depth
 
 
 def test_nothing_is_known_before_16_rounds_and_what_is_older_is_forgotten() -> None:
     early = after(ROUNDS - 1, 0)
-    assert (early.alpha, early.limit(8, 0.0)) == (None, 8)
+    assert (early.alpha, early.limit(8, False)) == (None, 8)
     for _ in range(ROUNDS):
         early.add(Trial(1, 1, 2, **GAIN))
-    assert early.limit(8, 0.0) == 8
+    assert early.limit(8, False) == 8
 
 
 def test_a_small_allowance_is_never_raised() -> None:
-    assert after(ROUNDS, 0).limit(1, 0.0) == 1
-    assert after(ROUNDS, 8).limit(3, 0.0) == 3
+    assert after(ROUNDS, 0).limit(1, False) == 1
+    assert after(ROUNDS, 8).limit(3, False) == 3
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_it_opens_for_good_where_little_is_accepted_and_it_costs(
 
 def test_hot_requests_begin_with_one_level_until_32_tokens_were_tested() -> None:
     breaker = Breaker()
-    assert breaker.limit(8, temperature=0.8) == 8
+    assert breaker.limit(8, hot=False) == 8
     for _ in range(31):
         breaker.add(Trial(1, 1, 2, **GAIN))
-    assert breaker.limit(8, temperature=0.9) == 1
+    assert breaker.limit(8, hot=True) == 1
     breaker.add(Trial(1, 1, 2, **GAIN))
-    assert breaker.limit(8, temperature=0.9) == 8
+    assert breaker.limit(8, hot=True) == 8

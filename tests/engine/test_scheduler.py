@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
 from support.tape import Letters
@@ -12,7 +13,15 @@ from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.scheduler import PATIENCE, Schedule, Scheduler
 from gammaray.engine.sequence import Sequence, State
 from gammaray.engine.text import OutputText
-from gammaray.types import PLAIN, GenerateRequest, KeyPolicy, PolicySnapshot, SamplingParams, SpeculationPlan
+from gammaray.types import (
+    PLAIN,
+    Forecast,
+    GenerateRequest,
+    KeyPolicy,
+    PolicySnapshot,
+    SamplingParams,
+    SpeculationPlan,
+)
 
 BLOCK = 4
 POLICY = PolicySnapshot()
@@ -91,6 +100,20 @@ def test_depth_is_the_least_of_its_limits(left: int, limit: int | None, expected
     one = sequence("r", 4, max_tokens=left, plan=SpeculationPlan("x", 6))
     keys = {} if limit is None else {("a", "default", "x"): KeyPolicy(gamma=limit)}
     assert allowed_shape(one, PolicySnapshot(keys=keys))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("temperature", "alpha", "adaptive", "expected"),
+    [(0.8, None, True, 6), (0.9, None, True, 1), (0.9, 0.5, True, 6), (0.9, None, False, 6)],
+)
+def test_a_hot_request_of_which_nothing_is_known_begins_with_one_level(
+    temperature: float, alpha: float | None, adaptive: bool, expected: int
+) -> None:
+    plan = SpeculationPlan("x", 6, adaptive=adaptive)
+    one = sequence("r", 4, plan=plan)
+    sampling = replace(one.request.sampling, temperature=temperature)
+    one.request = replace(one.request, sampling=sampling, forecast=Forecast(alpha=alpha))
+    assert allowed_shape(one, POLICY)[0] == expected
 
 
 def test_a_tree_keeps_to_its_reservation() -> None:
