@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from gammaray.config import Config
 from gammaray.routing.audit import Decision, record
 from gammaray.routing.bulletin import Answer, Bulletin, Known, Origin
 from gammaray.routing.control import Control
+from gammaray.routing.health import HealthJob
 from gammaray.routing.learning import Learner, Priors
 from gammaray.routing.ledger import Ledger, day_of, end_of
 from gammaray.routing.orders import Order
@@ -23,11 +25,13 @@ from gammaray.routing.tenants import Roster, describe, expire, put
 from gammaray.routing.window import Window
 from gammaray.types import PolicySnapshot, State
 
+logger = logging.getLogger(__name__)
+
 Json = dict[str, Any]
 Back = Literal["drafter", "policy"]
 MEMORY, ROLLOUT, USAGE = "memory/", "rollout/", "usage/"  # by tenant; the last one by day
 GLOBAL, ROSTER, VERSION = "global", "roster", "version"
-MARKS, PRIORS, PREDICTOR = "marks", "priors", "predictor"
+MARKS, PRIORS, PREDICTOR, WEEK = "marks", "priors", "predictor", "week"
 KEPT = USAGE  # what outlives the application, as long as the Ray cluster does
 GONE_S = 15.0  # a replica that said nothing for so long, or for three intervals
 
@@ -48,6 +52,14 @@ class Replica:
     origin: Origin
     window: Window
     heard: float
+
+
+@dataclass(frozen=True, slots=True)
+class Week:
+    """The weekly health job as it was when the last week ended, and what it found, by key."""
+
+    state: Mapping[str, Any] | None = None
+    alarms: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,8 @@ class Desk:
         self.ledger = Ledger(journal.load(USAGE), journal.read(MARKS))
         self._priors: Priors = journal.read(PRIORS) or Priors()
         self._learner = _learner(journal)
+        self._week: Week = journal.read(WEEK) or Week()
+        self._health = HealthJob(clock(), self._week.state)
         self.control = Control(
             self.roster.config.tenants,
             _methods(self.roster.config),
@@ -117,6 +131,7 @@ class Desk:
         with self._lock:
             now = self._clock()
             self._fold(now)
+            self._check_health(now)
             self.ledger.forget(now)
             decisions = [*self._employ(expire(self.roster, now), now), *self._roll_out(now)]
             decisions += self.control.tick(now)
@@ -162,6 +177,7 @@ class Desk:
             seen = self.control.overview(self._clock(), limit)
             replicas = [_replica(one) for one in self._alive()]
             more = {"version": self.policy.version, "replicas": replicas, "placement": self.mandate.placement}
+            more["alarms"] = [{"key": key, "text": text} for key, text in self._week.alarms.items()]
             drafters = self.roster.config.drafters
         for key in (key for one in seen["tenants"] for kind in one["classes"] for key in kind["keys"]):
             key["version"] = drafters[key["drafter"]].version if key["drafter"] in drafters else None
@@ -204,6 +220,14 @@ class Desk:
             for ended in window.finished:
                 self._priors.add(ended)
                 self._learner.add(ended)
+            self._health.add(window.finished)
+
+    def _check_health(self, now: float) -> None:
+        if self._health.due(now):
+            alarms = {"/".join(map(str, key)): text for key, text in self._health.run(now).items()}
+            for name, text in alarms.items():
+                logger.warning("%s: %s", name, text)
+            self._week = Week(self._health.state(), alarms)
 
     def _roll_out(self, now: float) -> list[Decision]:
         """What trials and audits of drafters ask for."""
@@ -242,6 +266,7 @@ class Desk:
             VERSION: self._version,
             MARKS: self.ledger.marks,
             PREDICTOR: self._learner.predictor,
+            WEEK: self._week,
         }
 
     def _units(self) -> dict[str, object]:

@@ -26,15 +26,18 @@ class Capture:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._order: _Order | None = None
 
     def order(self, steps: int, timeout_s: float) -> str:
         """The file of a Chrome trace over so many steps. Raises Overloaded when they did not come in time."""
-        if self._order is not None:
-            raise Overloaded("a profile is being captured already; try again when it is done")
-        order = self._order = _Order(steps)
+        order = _Order(steps)
+        with self._lock:
+            if self._order is not None:
+                raise Overloaded("a profile is being captured already; try again when it is done")
+            self._order = order
         if not order.done.wait(timeout_s):
-            order.left = 0
+            self._give_up(order)
             text = f"the engine did not make {steps} steps in {timeout_s:g} s; send it requests meanwhile"
             raise Overloaded(text)
         file = Path(tempfile.mkdtemp(prefix="gammaray-profile-")) / "trace.json"  # its owner's only
@@ -42,16 +45,25 @@ class Capture:
         order.profiler.export_chrome_trace(str(file))
         return str(file)
 
+    def _give_up(self, order: _Order) -> None:
+        """What has begun is stopped where it runs, on the engine's thread."""
+        with self._lock:
+            order.left = 0
+            if order.profiler is None:
+                self._order = None
+
     def before(self) -> None:
-        if (order := self._order) is not None and order.profiler is None:
-            order.profiler = profile()
-            order.profiler.start()
+        with self._lock:
+            if (order := self._order) is not None and order.profiler is None:
+                order.profiler = profile()
+                order.profiler.start()
 
     def after(self) -> None:
-        if (order := self._order) is None or order.profiler is None:
-            return
-        order.left -= 1
-        if order.left <= 0:
-            order.profiler.stop()
-            self._order = None
-            order.done.set()
+        with self._lock:
+            if (order := self._order) is None or order.profiler is None:
+                return
+            order.left -= 1
+            if order.left <= 0:
+                order.profiler.stop()
+                self._order = None
+                order.done.set()

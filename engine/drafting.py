@@ -30,8 +30,10 @@ class GuardedDrafter:
         self._failures = 0
         self._broke: Cause | None = None  # in this round
 
-    def begin(self, views: Sequence[DraftView]) -> Ticket:
+    def start_round(self) -> None:
         self._broke = None
+
+    def begin(self, views: Sequence[DraftView]) -> Ticket:
         return self._guard(lambda: self.inner.begin(views), Ticket(()))
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
@@ -55,12 +57,14 @@ class GuardedDrafter:
 
     def trouble(self, rid: str) -> Cause | None:
         """Why `rid` has no draft in this round, if it should have one."""
-        if self._broke or not isinstance(self.inner, Troubled):
+        inner = self.inner
+        if self._broke or not isinstance(inner, Troubled):
             return self._broke
-        return self.inner.trouble(rid)
+        return self._guard(lambda: inner.trouble(rid), None)
 
     def take_reuse(self) -> Reuse:
-        return self.inner.take_reuse() if isinstance(self.inner, Caching) else Reuse()
+        inner = self.inner
+        return self._guard(inner.take_reuse, Reuse()) if isinstance(inner, Caching) else Reuse()
 
     def take_failures(self) -> int:
         """Calls that raised since this was asked last."""
@@ -72,7 +76,7 @@ class GuardedDrafter:
             return call()
         except Exception as error:
             self._failures += 1
-            self._broke = "oom" if _out_of_memory(error) else "worker_lost"
+            self._broke = self._broke or ("oom" if _out_of_memory(error) else "worker_lost")
             log.error(
                 "drafter %r failed (%s); its requests decode plainly\n%s", self._name, *described(error)
             )
@@ -112,6 +116,7 @@ def draft(
     done, tickets = Drafts(), {}
     for name, parts in by_name.items():
         began = clock()
+        drafters[name].start_round()
         tickets[name] = drafters[name].begin([_view(drafters[name], part) for part in parts])
         done.seconds[name] = clock() - began
     for name, ticket in tickets.items():

@@ -227,6 +227,8 @@ class Engine:
         """What fails here, a tokenizer or a grammar, fails for one sequence."""
         try:
             self._commit(part, done)
+        except ReplicaLost:  # no fault of a sequence
+            raise
         except Exception as error:
             log.error("sequence %s failed (%s)\n%s", part.sequence.rid, *described(error))
             self._finish(part.sequence, "error", f"the engine failed: {type(error).__name__}")
@@ -283,12 +285,20 @@ class Engine:
             self._audit = quality.Audit(sequence.rid)
 
     def _end_audit(self, sequence: Sequence, reason: FinishReason) -> Quality | None:
-        """What the audit found, if it was of this sequence. It takes a dense pass."""
+        """What the audit found, if it was of this sequence. It takes a dense pass, which may fail."""
         audit = self._audit
         if audit is None or audit.rid != sequence.rid:
             return None
         self._audit = None
-        return quality.judge(audit, sequence, self.runner) if reason in ("stop", "length") else None
+        if reason not in ("stop", "length"):
+            return None
+        try:
+            return quality.judge(audit, sequence, self.runner)
+        except ReplicaLost:
+            raise
+        except Exception as error:
+            log.error("the audit of %s failed (%s)\n%s", sequence.rid, *described(error))
+            return None
 
     def _advance_draft(self, sequence: Sequence, kept: int) -> None:
         drafter = self._drafter(sequence)
@@ -310,6 +320,8 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         # What is held back was computed, but may begin a stop string: an end that came too early keeps it.
         ids, text = sequence.output.take(final=reason in ("stop", "length"))
+        if sequence.output.stopped and reason == "length":
+            reason = "stop"
         self._release_draft(sequence)
         self.scheduler.remove(sequence)
         self._forget(sequence.request.request_id)
@@ -319,7 +331,7 @@ class Engine:
         self._outbox.append(
             replace(
                 last,
-                finish="stop" if sequence.output.stopped and reason == "length" else reason,
+                finish=reason,
                 stats=sequence.tally.stats(),
                 cached_tokens=sequence.cached_tokens,
                 error=error,

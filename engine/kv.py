@@ -132,11 +132,14 @@ class KVCache:
             table.blocks.append(block)
             table.hashes.append(block_hash)
         table.computed = len(table.blocks) * self.block_size
-        table.seen = sum(1 for _ in takewhile(self._seen.__contains__, hashes)) * self.block_size
+        lost = takewhile(self._seen.__contains__, hashes[len(table.blocks) :])
+        table.seen = table.computed + sum(1 for _ in lost) * self.block_size
 
     def count_reuse(self, table: BlockTable) -> None:
         """This table is in use from now on, with what `attach` found for it."""
-        self._reuse = Reuse(self._reuse.seen + table.seen, self._reuse.reused + table.computed)
+        self._reuse += Reuse(table.seen, table.computed)
+        for block_hash in table.hashes:
+            self._remember(block_hash)
 
     def take_reuse(self) -> Reuse:
         """Since this was asked last."""

@@ -62,7 +62,8 @@ def compute(
     for part, verdict in zip(done.ends, verdicts, strict=True):
         rid = part.sequence.rid
         if part.sequence.request.plan.shadow:
-            done.shadows[rid], verdict = verdict, Verdict((), verdict.tokens[:1], 0, failed=verdict.failed)
+            failed = verdict.failed and not verdict.tokens  # at its root, not where it would have been
+            done.shadows[rid], verdict = verdict, Verdict((), verdict.tokens[:1], 0, failed=failed)
         done.verdicts[rid] = verdict
     _score_tokens(done)
     return done

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gammaray.engine.depth import allowed_shape, reserved_slots, share_depth
@@ -62,9 +62,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Behind all of its tenant's that are at least as urgent."""
-        if (tenant := sequence.request.tenant) not in (active := {s.request.tenant for s in self}):
-            self._service.enter(tenant, active)
-        queue = self._waiting.setdefault(sequence.request.tenant, deque())
+        tenant = sequence.request.tenant
+        if not self.running and not self._waiting:
+            self._service = Service()  # nobody to compare with: counters need not grow for ever
+        if tenant not in self._waiting:
+            self._service.enter(tenant, self._waiting)
+        queue = self._waiting.setdefault(tenant, deque())
         queue.insert(bisect_right(queue, _urgency(sequence), key=_urgency), sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -207,12 +210,13 @@ class Scheduler:
             return None
         if self._suspects:
             return self._admit_suspect(self._suspects[0])
-        out_of_patience = [t for t, queue in self._waiting.items() if queue[0].overtaken >= PATIENCE]
+        held = self._held()
+        heads = {tenant: queue[0] for tenant, queue in self._waiting.items()}
+        able = [t for t, head in heads.items() if self._has_share(head, held)]  # for others nobody waits
+        out_of_patience = [tenant for tenant in able if heads[tenant].overtaken >= PATIENCE]
         passed: list[Sequence] = []
-        for tenant in out_of_patience[:1] or self._service.order(self._waiting):
-            head = self._waiting[tenant][0]
-            if not self._has_share(head):  # its own doing, for which nobody has to wait
-                continue
+        for tenant in out_of_patience[:1] or self._service.order(able):
+            head = heads[tenant]
             if self._has_room(head):
                 return self._start(tenant, passed)
             passed.append(head)
@@ -233,18 +237,19 @@ class Scheduler:
             self._waiting[tenant] = queue  # its next turn comes last
         for other in passed:
             other.overtaken += 1
+        self._service.admit(tenant)
         sequence.state = State.RUNNING
         self.running.append(sequence)
         return sequence
 
-    def _has_share(self, sequence: Sequence) -> bool:
-        """Its tenant keeps to its share of the KV pool while others wait."""
+    def _has_share(self, sequence: Sequence, held: Mapping[str, int]) -> bool:
+        """Its tenant keeps to its share of the KV pool while others wait; `held`: blocks by tenant."""
         tenant = sequence.request.tenant
         share = self._policy.kv_shares.get(tenant, 1.0)
-        held = self._held().get(tenant, 0) if share < 1 else 0
-        if not held or len(self._waiting) == 1:
+        if share == 1 or tenant not in held or len(self._waiting) == 1:
             return True
-        return held + self.cache.blocks_for(len(sequence.tokens)) <= share * self.cache.pool.num_blocks
+        needed = self.cache.blocks_for(len(sequence.tokens))
+        return held[tenant] + needed <= share * self.cache.pool.num_blocks
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens, plus one for each running sequence to decode into."""

@@ -64,9 +64,13 @@ class HealthJob:
                 reservoir = self._reservoirs.setdefault(ended.key, Reservoir())
                 reservoir.add(stats.first_accepted / stats.tested, self._random)
 
+    def due(self, now: float) -> bool:
+        """The week is over."""
+        return now - self._since >= WEEK_S
+
     def run(self, now: float) -> dict[Key, str]:
         """Alarms of the week, if it is over; else none. Keys with few requests keep gathering them."""
-        if now - self._since < WEEK_S:
+        if not self.due(now):
             return {}
         self._since = now
         ready = {key: one for key, one in self._reservoirs.items() if len(one.alphas) >= FEWEST}

@@ -16,10 +16,14 @@ export function status(data, link) {
   if (!data) return [cell("quiet", "Speculation", "unknown"), cell("quiet", "Controller", "unknown"), connection];
   const silent = data.controller?.state !== "ok";
   const age = span(data.controller?.age_s);
+  const [alarm, ...more] = data.alarms ?? [];
+  const also = more.length ? `; and ${whole(more.length)} more` : "";
   return [
     data.speculation === false
       ? cell("alarm", "Kill switch is on", "every tenant decodes plainly")
-      : cell("fine", "Speculation", "allowed, the kill switch is off"),
+      : alarm
+        ? cell("alarm", "Weekly check", `${alarm.key}: ${alarm.text}${also}`)
+        : cell("fine", "Speculation", "allowed, the kill switch is off"),
     silent
       ? cell("alarm", "Controller silent", `for ${age}; the last policy stays in force`)
       : cell("fine", "Controller", `ok, last heard ${age} ago, policy version ${whole(data.version)}`),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.finished import finished
 from support.kv import Killed, MemoryKV
 
 from gammaray.actors.desk import GONE_S, Desk, Mandate
@@ -21,6 +22,7 @@ from gammaray.config import Config, parse
 from gammaray.errors import InvalidRequest, NotFound
 from gammaray.routing import audit
 from gammaray.routing.bulletin import Known, Origin
+from gammaray.routing.health import WEEK_S
 from gammaray.routing.orders import Order, kill_switch
 from gammaray.routing.tenants import change, put, remove
 from gammaray.routing.window import CAUSES, COLUMN, WIDTH, Window
@@ -296,3 +298,28 @@ def test_kills_lose_no_token_no_decision_and_no_order(events: list[str | int]) -
     restart()
     assert (case.states()["bank"] == "pinned_off") == pinned
     assert case.replayed() == []
+
+
+def test_the_weekly_health_job_alarms_and_remembers_the_week_before_over_a_kill() -> None:
+    case = Case()
+
+    def week(alpha: float) -> list[dict[str, str]]:
+        for _ in range(2):
+            stats = SpeculationStats(rounds=50, emitted=90, tested=100, first_accepted=round(100 * alpha))
+            ended = tuple(finished(tenant="bank", stats=stats) for _ in range(150))
+            number = next(case.numbers)
+            case.tick(Window("r", number, (), np.zeros((0, WIDTH)), finished=ended))
+        case.now += WEEK_S
+        case.tick()
+        alarms: list[dict[str, str]] = case.desk.overview(10)["alarms"]
+        return alarms
+
+    assert week(0.6) == []
+    case.start()
+    assert week(0.55) == []  # within 15 %
+    case.start()
+    (alarm,) = week(0.45)
+    assert alarm["key"] == "bank/default/lookup" and "P50 fell from 0.55 to 0.45" in alarm["text"]
+    case.start()
+    assert case.desk.overview(10)["alarms"] == [alarm]
+    assert week(0.45) == []

@@ -237,6 +237,9 @@ def test_alarms_and_their_end(visit, source) -> None:
     assert seen.part("#tenants-panel").bounding_box() == high, "an alarm moves nothing"
     source.data |= {"speculation": True, "controller": {"state": "ok", "age_s": 1.0}}
     expect(seen.part("#status .alarm")).to_have_count(0)
+    fell = [{"key": "chat/default/lookup", "text": "P50 fell"}, {"key": "bank/default/lookup", "text": "P99 fell"}]
+    source.data |= {"alarms": fell}
+    expect(seen.part("#status .alarm")).to_contain_text("chat/default/lookup: P50 fell; and 1 more")
 
 
 def test_the_page_says_that_it_shows_only_the_busiest(visit) -> None:

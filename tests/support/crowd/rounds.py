@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gammaray.engine.breaker import GOOD, MIDDLE_DEPTH, POOR, POOR_DEPTH, ROUNDS, Breaker, Trial
+from gammaray.engine.breaker import GOOD, HOT, MIDDLE_DEPTH, POOR, POOR_DEPTH, ROUNDS, Breaker, Trial
 
 from .costs import MOST_DEPTH, Costs, Floats, Ints
 
@@ -121,7 +121,7 @@ def serve_one(done: Served, i: int, texts: Texts, depth: int) -> None:
     run: Sequence[int] = texts.run[i].tolist()
     tokens, base_s, node_s = int(texts.tokens[i]), float(texts.base_s[i]), float(texts.node_s[i])
     while position < tokens:
-        deep = 0 if breaker.open else breaker.limit(min(depth, tokens - position - 1), TEMPERATURE)
+        deep = 0 if breaker.open else breaker.limit(min(depth, tokens - position - 1), TEMPERATURE > HOT)
         if deep == 0:
             done.plain[i] += 1
             position += 1
