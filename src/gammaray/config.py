@@ -266,15 +266,6 @@ class Pool(Strict):
         return self.max_workers or self.workers
 
 
-class Objective(Strict):
-    """What is maximised where a choice trades; each term relative to plain decoding (math.md section 5)."""
-
-    throughput: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    tail: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    memory: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    stability: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-
-
 class Tenant(Strict):
     """A line of business. `drafter` names an entry of `drafters`; None decodes plainly."""
 
@@ -285,7 +276,6 @@ class Tenant(Strict):
     pool: Pool = Pool()
     buckets: Buckets = Field(default_factory=list)
     speculation: Speculation = Speculation()
-    objective: Objective = Objective()
     limits: Limits = Limits()
     classes: list[Class] = Field(default_factory=list, max_length=16)
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # label of its metrics
