@@ -237,6 +237,7 @@ class Desk:
     def _employ(self, roster: Roster, now: float) -> tuple[Decision, ...]:
         if roster is self.roster:
             return ()
+        self._priors.forget(self.roster.config.tenants.keys() - roster.config.tenants.keys())
         self.roster = roster
         self.rollout.employ(roster.config.tenants, _versions(roster.config), now)
         return self.control.employ(roster.config.tenants, _methods(roster.config), now)

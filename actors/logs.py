@@ -1,4 +1,4 @@
-"""What our rooms log in a replica, in the file that Serve keeps for that replica."""
+"""What is logged in a replica, by our rooms and by Serve, in the file that Serve keeps for that replica."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import logging
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
+
+from gammaray.engine.drafting import described
+
+
+class Discreet(logging.Filter):
+    """Errors lose their messages, which might hold tokens or text: Serve logs those of every failed request."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, Exception):
+            kind, frames = described(error)
+            record.msg, record.args = f"{record.getMessage()} ({kind})\n{frames}", ()
+            record.exc_info = record.exc_text = None
+        return True
 
 
 def log_beside_serve() -> None:
@@ -20,3 +34,5 @@ def log_beside_serve() -> None:
     logger = logging.getLogger("gammaray")
     logger.handlers = list(logging.getLogger("ray.serve").handlers)
     logger.propagate = False
+    for handler in logger.handlers:
+        handler.addFilter(Discreet())

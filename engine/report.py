@@ -63,7 +63,7 @@ def costs(done: Round, draft_s: Mapping[str, float], profile: StepProfile | None
 
 
 def finished(sequence: Seq, reason: FinishReason, now: float, found: Quality | None) -> Finished:
-    """How a sequence went, now that it has ended."""
+    """How a sequence went, now that it has ended and its last chunk is made."""
     request, begun = sequence.request, sequence.started if sequence.started is not None else now
     first = sequence.first_token if sequence.first_token is not None else now
     return Finished(
@@ -75,7 +75,7 @@ def finished(sequence: Seq, reason: FinishReason, now: float, found: Quality | N
         index=sequence.index,
         prompt_tokens=len(request.prompt),
         cached_tokens=sequence.cached_tokens,
-        output_tokens=sequence.generated,
+        output_tokens=sequence.delivered,  # as its client counts them
         stats=(sequence.shadow if request.plan.shadow else sequence.tally).stats(),
         preemptions=sequence.preemptions,
         queued_s=begun - sequence.submitted,

@@ -84,16 +84,20 @@ def to_line(decision: Decision) -> str:
 def read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Records of a log; a last line that a crash cut off is left out.
 
-    Raises InvalidRequest, with its number, for any other line that is not JSON.
+    Raises InvalidRequest, with its number, for any other line that is no JSON object.
     """
     kept = [line for line in lines if line.strip()]
     for number, line in enumerate(kept, 1):
         try:
-            yield json.loads(line)
+            tree = json.loads(line)
         except json.JSONDecodeError:
             if number < len(kept):
                 message = f"line {number} of the audit log is not JSON: the log is damaged"
                 raise InvalidRequest(message, param="audit") from None
+            return
+        if not isinstance(tree, dict):
+            raise InvalidRequest(f"line {number} of the audit log is no record of a decision", param="audit")
+        yield tree
 
 
 def replay(records: Iterable[Mapping[str, Any]]) -> list[Mismatch]:
@@ -101,18 +105,24 @@ def replay(records: Iterable[Mapping[str, Any]]) -> list[Mismatch]:
 
     Raises InvalidRequest for what is no record.
     """
-    found, last = [], dict[tuple[str, Target], Unit]()
+    found, last, counted = [], dict[tuple[str, Target], Unit](), None
     for index, tree in enumerate(records):
-        told = decision(tree)
+        told, number = decision(tree), tree.get("number")
         why = _differs(told, tree, last.get((told.level, told.key)))
+        if counted is not None and number != counted + 1:
+            why = why or f"it is number {number}, but the record before is number {counted}"
         if why:
             found.append(Mismatch(index, told.key, why))
-        last[told.level, told.key] = told.new
+        last[told.level, told.key], counted = told.new, number
     return found
 
 
 def _differs(told: Decision, tree: Mapping[str, Any], before: Unit | None) -> str:
-    after, rule = decide(told.old, told.numbers, told.limits, told.time)
+    try:
+        after, rule = decide(told.old, told.numbers, told.limits, told.time)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        message = f"no decision can be made from this record: {error!r}"
+        raise InvalidRequest(message, param="audit") from None
     if (after, rule) != (told.new, told.rule):
         return f"the rules give {after.state} by {rule or 'no rule'}, not {told.new.state} by {told.rule}"
     if tree.get("reason") != after.reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,8 @@ class Control:
         self._evidence.reserve(len(book.keys))
         self._evidence.add(rows[known], window.counts[known])
         self._fleets.fold(window)
-        self._gallery.fold(window)
+        here = tuple(ended for ended in window.finished if ended.tenant in book.tenants)
+        self._gallery.fold(replace(window, finished=here))
 
     def tick(self, now: float) -> tuple[Decision, ...]:
         """Decides from all windows since the last tick. `policy` is new if anything changed."""
@@ -326,7 +327,7 @@ class Control:
 
 
 def _steady(units: Units[Any], now: float) -> NDArray[np.bool_]:
-    steady: NDArray[np.bool_] = units.within(["on"]) & (units.column("since") < now)
+    steady: NDArray[np.bool_] = units.within(["on"]) & (units.column("since") != now)
     return steady
 
 

@@ -10,7 +10,7 @@ from gammaray.types import FREE
 
 PROBE_SHARE, PROBE_TESTED, PROBE_S = 0.02, 512, 600.0
 STAGES = (0.1, 0.5, 1.0)  # shares of RAMP
-STAGE_TICKS, STAGE_S = 2, 600.0
+STAGE_TICKS, STAGE_S, STAGE_TESTED = 2, 600.0, 200
 CONTRACT_TICKS = 3
 
 
@@ -21,7 +21,8 @@ def leave(unit: Unit, facts: Facts, limits: Limits, now: float) -> Unit | None:
 
 
 def over(unit: Unit, now: float) -> bool:
-    return unit.until is not None and now >= unit.until
+    """Also once the clock was set back to before the state began: nobody waits for it to come there again."""
+    return unit.until is not None and not unit.since <= now < unit.until
 
 
 def probe(unit: Unit, now: float, reason: str) -> Unit:
@@ -68,20 +69,32 @@ def _probe(unit: Unit, facts: Facts, limits: Limits, now: float) -> Unit | None:
     """Judged by all since it began; one that nobody used goes on."""
     if facts.tested < (1 if over(unit, now) else PROBE_TESTED):
         return None
-    passed = facts.probe_low > GOOD_S and not facts.probe_fr >= CONTRACT_FR
-    found = f"{facts.tested:.0f} tested tokens: speed-up at least {facts.probe_low:.3f}"
-    found += "" if facts.probe_fr != facts.probe_fr else f", fallback rate {facts.probe_fr:.3f}"
+    passed, found = _tried(facts)
     return ramp(unit, STAGES[0], now, found) if passed else fall(unit, limits, now, f"probe failed: {found}")
 
 
+def _tried(facts: Facts) -> tuple[bool, str]:
+    """Whether all that was seen since the state began speaks for it, and what that is."""
+    passed = facts.probe_low > GOOD_S and not facts.probe_fr >= CONTRACT_FR
+    found = f"{facts.tested:.0f} tested tokens: speed-up at least {facts.probe_low:.3f}"
+    return passed, found + (
+        "" if facts.probe_fr != facts.probe_fr else f", fallback rate {facts.probe_fr:.3f}"
+    )
+
+
 def _ramp(unit: Unit, facts: Facts, limits: Limits, now: float) -> Unit | None:
+    """By ticks; where traffic is too thin for a tick to tell anything, a long stage is judged as a whole."""
     found = f"acceptance {facts.alpha:.3f}, speed-up at least {facts.s_low:.3f}, fallback rate {facts.fr:.3f}"
     bad = unit.slow >= SLOW_TICKS or facts.fr > CONTRACT_FR or too_low(unit, facts, limits)
     undecided = over(unit, now) and unit.clean == 0 and facts.s_low == facts.s_low
     if bad or undecided:
         return fall(unit, limits, now, f"ramp failed: {found}")
     if unit.clean < STAGE_TICKS:
-        return None
+        if not over(unit, now) or facts.tested < STAGE_TESTED:
+            return None
+        passed, found = _tried(facts)
+        if not passed:
+            return fall(unit, limits, now, f"ramp failed: {found}")
     larger = [share for share in STAGES if share > unit.share]
     return ramp(unit, larger[0], now, found) if larger else enter(unit, "on", now, found, settled=now)
 

@@ -9,7 +9,7 @@ Of a request its features, rate and tenant are kept, in memory only.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from threading import Lock
@@ -54,6 +54,10 @@ class Priors:
         """Within BAND; None before LEAST requests."""
         count, mean = self._of.get(key, (0, 0.0))
         return min(max(mean, BAND[0]), BAND[1]) if count >= LEAST else None
+
+    def forget(self, tenants: Collection[str]) -> None:
+        """Those of tenants that went: another one of the same name begins anew."""
+        self._of = {key: known for key, known in self._of.items() if key[0] not in tenants}
 
     def snapshot(self) -> Mapping[Key, float]:
         """Of all keys that have one."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
 
-from gammaray.config import Config, Limits, Tenant
+from gammaray.config import Bucket, Config, Limits, Tenant
 from gammaray.errors import Unauthorized
 from gammaray.routing.briefing import NO_NEWS, Briefing
 from gammaray.routing.buckets import pick
@@ -24,6 +24,10 @@ from gammaray.routing.features import features
 from gammaray.routing.sampling import is_among
 from gammaray.routing.shape import shape
 from gammaray.types import PLAIN, Asked, Forecast, Key, KeyPolicy, Planned, SpeculationPlan
+
+
+EXPLORED = 0.02  # of the requests that their forecast would let decode plainly
+EXPLORING = Bucket(alpha=(0.0, 1.0), gamma=2)
 
 
 class Router:
@@ -141,7 +145,7 @@ def _drafting(case: Case, drafter: str, policy: KeyPolicy) -> Planned:
     """With the shape that the predicted acceptance deserves; plain if that is none."""
     own, is_shadow = case.tenant.speculation, policy.state == "shadow"
     forecast = _forecast(case, drafter)
-    made = shape(case.asked.wish, own, pick(case.buckets, forecast.alpha), policy)
+    made = shape(case.asked.wish, own, _bucket(case, forecast, policy), policy)
     if made.gamma == 0:
         rest = SpeculationPlan(state=policy.state, epoch=policy.epoch)
         return _plain(case, rest, "too few drafts would be accepted for requests like this one")
@@ -157,6 +161,16 @@ def _drafting(case: Case, drafter: str, policy: KeyPolicy) -> Planned:
     )
     trial = (f"drafter {drafter!r} is on trial: the text is decoded plainly",) if is_shadow else ()
     return Planned(plan, case.request_class, forecast, made.notes + (trial if case.wants_drafts else ()))
+
+
+def _bucket(case: Case, forecast: Forecast, policy: KeyPolicy) -> Bucket | None:
+    """Of a key on probation, and of a few other requests, none is plain: else a low forecast, which only
+    drafts can prove wrong, would hold for good."""
+    found = pick(case.buckets, forecast.alpha)
+    if found is None or found.gamma > 0:
+        return found
+    tried = policy.state in ("probe", "ramp") or is_among(EXPLORED, case.asked.request_id, "explore")
+    return EXPLORING if tried else found
 
 
 def _forecast(case: Case, drafter: str) -> Forecast:

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Literal
 
 # What is drawn for: each has noise of its own, so that none of the shares depends on another.
-Purpose = Literal["enabled", "canary", "share"]
+Purpose = Literal["enabled", "canary", "share", "explore"]
 
 
 def position(request_id: str, purpose: Purpose) -> float:

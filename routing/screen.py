@@ -17,7 +17,7 @@ from gammaray.routing.counting import (
     SLOW_TICKS,
 )
 from gammaray.routing.evidence import Rows
-from gammaray.routing.exits import PROBE_TESTED
+from gammaray.routing.exits import PROBE_TESTED, STAGE_TESTED
 from gammaray.routing.facts import Columns
 from gammaray.routing.rules import EMERGENCY_FR, MOST_GAMMA, WIDTH_S
 from gammaray.routing.states import Level
@@ -60,9 +60,17 @@ def falling(classes: Units[Any], columns: Columns) -> Rows:
 def _over(units: Units[Any], state: dict[str, Mask], columns: Columns, now: float) -> Mask:
     """The time of its state is over, and it can be judged."""
     ready = state["off"] & units.column("healthy") | state["emergency"] | state["warmup"]
-    ready |= state["probe"] & (columns.tested > 0) | state["ramp"] & ~np.isnan(columns.s_low)
-    over: Mask = (units.column("until") <= now) & ready
+    ready |= state["probe"] & (columns.tested > 0)
+    ready |= state["ramp"] & (~np.isnan(columns.s_low) | (columns.tested >= STAGE_TESTED))
+    over: Mask = past(units, now) & ready
     return over
+
+
+def past(units: Units[Any], now: float) -> Mask:
+    """exits.over of all."""
+    until = units.column("until")
+    found: Mask = np.isfinite(until) & ((until <= now) | (units.column("since") > now))
+    return found
 
 
 def _counts(

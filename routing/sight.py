@@ -11,6 +11,7 @@ from gammaray.routing.counting import CONTRACT_FR, GOOD_S
 from gammaray.routing.evidence import TESTED, Evidence, Rows
 from gammaray.routing.exits import PROBE_TESTED
 from gammaray.routing.facts import Columns, depths, fallbacks, probes, rates, unknown
+from gammaray.routing.screen import past
 from gammaray.routing.states import SERVING, Level
 from gammaray.routing.units import Units
 
@@ -69,14 +70,15 @@ def _keys(book: Book, evidence: Evidence, touched: Rows, now: float) -> Columns:
 def _probes(
     columns: Columns, book: Book, units: Units[Any], evidence: Evidence, unit: Rows, now: float
 ) -> None:
-    """Of those that can be judged; `unit` [rows] is the one that a key belongs to."""
-    probing = units.column("used") & units.within(["probe"])
+    """Of those that can be judged by all since they began; `unit` [rows] is the one that a key belongs to."""
+    late = past(units, now)
+    probing = units.column("used") & (units.within(["probe"]) | units.within(["ramp"]) & late)
     if not probing.any():
         return
     rows = np.flatnonzero(probing[unit] & book.keys.column("used"))
     if units is not book.keys:
         rows = rows[book.keys.within(TRIED)[rows] & ~book.keys.column("candidate")[rows]]
     tested = np.bincount(unit[rows], evidence.total(rows, ONLY_TESTED)[:, 0], len(units))
-    ready = (tested >= PROBE_TESTED) | ((tested > 0) & (units.column("until") <= now))
+    ready = (tested >= PROBE_TESTED) | ((tested > 0) & late)
     rows = rows[ready[unit[rows]]]
     probes(columns, evidence, rows, unit[rows], units.column("most"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from checks import MODEL, URL, run
 
-REQUESTS, OUTPUT_TOKENS = 4, 16
+REQUESTS, OUTPUT_TOKENS = 4, 64  # long enough for a text that repeats itself, and so is drafted for
 
 
 @cache
@@ -26,6 +26,7 @@ def report() -> dict[str, Any]:
             *("--model", MODEL, "--url", URL, "--tokenizer", sys.argv[3]),
             *("--endpoint-type", "chat", "--streaming"),
             *("--request-count", str(REQUESTS), "--concurrency", "2"),
+            *("--extra-inputs", "temperature:0"),
             *("--isl", "32", "--osl", str(OUTPUT_TOKENS), "--random-seed", "1"),
             *("--ui", "none", "--no-gpu-telemetry", "--output-artifact-dir", folder),
         ]

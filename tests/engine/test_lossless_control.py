@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decoding import Driver, Outcome, run
-from support.lossless import EOS, engine, plainly, requests, same, sizes
+from support.lossless import engine, plainly, requests, same, sizes
 
 from gammaray.engine import breaker
 from gammaray.engine.profile import StepProfile
@@ -117,15 +117,21 @@ def serve(driver: Driver, batch: Sequence[GenerateRequest], course: Course) -> N
     driver.finish()
 
 
-@settings(max_examples=120)
+@pytest.fixture(scope="module", autouse=True)
+def early_breakers() -> Iterator[None]:
+    """These texts are short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(breaker, "ROUNDS", 3)
+        yield
+
+
+@settings(max_examples=300)
 @given(batch=batches(), size=sizes, course=courses)
 def test_no_control_changes_a_text_and_the_reports_add_up(
     batch: list[GenerateRequest], size: dict[str, int], course: Course
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breaker, "ROUNDS", 3)  # these texts are short
-        driver = Driver(engine(**size, profile=PROFILE))
-        serve(driver, batch, course)
+    driver = Driver(engine(**size, profile=PROFILE))
+    serve(driver, batch, course)
     for request in batch:
         for key, expected in plainly(request).items():
             found = driver.outcomes[key]
@@ -155,16 +161,14 @@ def check_reports(driver: Driver, batch: Sequence[GenerateRequest]) -> None:
 
 def check_ended(ended: Finished, outcome: Outcome) -> None:
     assert ended.reason == outcome.finish
-    assert ended.output_tokens >= len(outcome.ids)  # an abort keeps back what may begin a stop string
-    if ended.reason in ("stop", "length"):
-        assert ended.output_tokens == len(outcome.ids)
+    assert ended.output_tokens == len(outcome.ids)
     if not ended.shadow:
         assert ended.stats == outcome.stats
     assert ended.fallback is None or not ended.shadow
     assert 0 <= ended.queued_s <= ended.total_s and 0 <= ended.first_s <= ended.total_s
     if ended.quality is not None:
         assert ended.quality.kl < 1e-9  # a model of exact logits
-        assert ended.quality.tokens == ended.output_tokens
+        assert ended.quality.tokens >= ended.output_tokens  # what a stop string cuts was verified too
 
 
 def check_stats(stats: SpeculationStats) -> None:
@@ -233,4 +237,3 @@ def test_a_dead_end_comes_where_plain_decoding_meets_it(shadow: bool) -> None:
     found, expected = run(engine(), [request])["r", 0], plainly(request)["r", 0]
     assert same(found, expected)
     assert (found.ids, found.finish) == ([0, 1, 2], "error")
-    assert EOS not in found.ids

@@ -27,6 +27,7 @@ class _Metrics(MetricsServiceServicer):  # type: ignore[misc]
 
     def Export(self, request: Any, context: Any) -> Any:
         parts = [one for resource in request.resource_metrics for one in resource.scope_metrics]
+        self._receiver.exports.append(request)
         self._receiver.resources += [resource.resource for resource in request.resource_metrics]
         self._receiver.metrics |= {metric.name: metric for part in parts for metric in part.metrics}
         self._receiver.came.set()
@@ -38,6 +39,7 @@ class _Spans(TraceServiceServicer):  # type: ignore[misc]
         self._receiver = receiver
 
     def Export(self, request: Any, context: Any) -> Any:
+        self._receiver.exports.append(request)
         parts = [one for resource in request.resource_spans for one in resource.scope_spans]
         self._receiver.spans += [span for part in parts for span in part.spans]
         self._receiver.came.set()
@@ -45,9 +47,10 @@ class _Spans(TraceServiceServicer):  # type: ignore[misc]
 
 
 class Receiver:
-    """`metrics`: the last of each name. `came` is set by each export."""
+    """`metrics`: the last of each name; `exports`: all that came, whole. `came` is set by each export."""
 
     def __init__(self) -> None:
+        self.exports: list[Any] = []
         self.metrics: dict[str, Any] = {}
         self.resources: list[Any] = []
         self.spans: list[Any] = []

@@ -18,7 +18,7 @@ from gammaray.routing.window import Window
 
 from .arms import Arms
 from .costs import Costs, Floats, Ints
-from .plans import DRAFTER, TENANT, Crowd, Plans, Router, deepest
+from .plans import CLASS, DRAFTER, TENANT, Crowd, Plans, Router, deepest
 from .rounds import Served, Texts, serve, serve_one
 from .traffic import INTERVAL_S, Requests, Traffic
 from .windows import Tick, windows
@@ -159,7 +159,8 @@ class Trial:
             snapshot = pickle.dumps(self.control.policy, pickle.HIGHEST_PROTOCOL)
         self.snapshot_bytes = max(self.snapshot_bytes, len(snapshot))
         self.rules.update(decision.rule for decision in decisions)
-        self.states.update(policy.state for policy in self.control.policy.keys.values())
+        policies = self.control.policy.keys.items()
+        self.states.update(policy.state for one, policy in policies if one[1] == CLASS)
 
     def _learn(self, told: list[Window], now: float) -> None:
         for window in told:
