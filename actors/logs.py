@@ -11,7 +11,7 @@ from gammaray.engine.drafting import described
 
 
 class Discreet(logging.Filter):
-    """Errors lose their messages, which might hold tokens or text: Serve logs those of every failed request."""
+    """Errors lose their messages, which might hold tokens or text: Serve logs those of failed requests."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

@@ -77,7 +77,7 @@ def cap_memory(place: Place) -> None:
 
 
 def leave_no_core() -> None:
-    """A core dump of this process would hold drafts that were rejected."""
+    """A core dump of this process would hold texts, or drafts that were rejected."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 

@@ -18,6 +18,7 @@ from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
 from gammaray.actors.metrics import session_folder
 from gammaray.actors.operations import RayOperations
+from gammaray.actors.place import leave_no_core
 from gammaray.actors.pool import Pool
 from gammaray.actors.spread import SpreadClient
 from gammaray.api.app import create_app
@@ -67,6 +68,7 @@ class Ingress:
         log_beside_serve()
         if loopback:
             bind_replica_to_loopback()
+        leave_no_core()
         self._config, self._pools, self._drain = config, pools, Drain()
         self._targets = targets
         clients = [RayEngineClient(target) for target in targets]

@@ -56,7 +56,7 @@ def _incidents(unit: Unit, facts: Facts, now: float) -> tuple[float, ...]:
     if not unit.incidents and not facts.incidents:
         return ()
     recent = tuple(at for at in unit.incidents if now - at < INCIDENTS_S)
-    return (recent + (now,) * facts.incidents)[-INCIDENTS:]
+    return (recent + (now,) * min(facts.incidents, INCIDENTS))[-INCIDENTS:]
 
 
 def _unhealthy(unit: Unit, facts: Facts, now: float) -> float | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gammaray.routing.depth import Depths, best_gamma
-from gammaray.routing.evidence import DEPTHS, RATES, TESTED, Evidence, Rows, sums
+from gammaray.routing.evidence import DEPTHS, PLANNED, RATES, TESTED, Evidence, Rows, sums
 from gammaray.routing.measures import alpha, fallback_rate, speedup, speedup_bounds
 from gammaray.routing.rules import MOST_GAMMA
 from gammaray.routing.window import Counts
@@ -93,4 +93,6 @@ def probes(columns: Columns, evidence: Evidence, rows: Rows, unit: Rows, most: D
     found = sums(evidence.total(rows, DEPTHS), group, len(units))
     limit = np.minimum(most[units], MOST_GAMMA)
     columns.tested[units], columns.probe_low[units] = found[:, TESTED], best_gamma(found, limit)[2]
-    columns.probe_fr[units] = fallback_rate(found, np.zeros(len(units), np.bool_))
+    # A probe is a few requests. One of them that fell back is no rate.
+    rate = fallback_rate(found, np.zeros(len(units), np.bool_))
+    columns.probe_fr[units] = np.where(found[:, PLANNED] >= ENOUGH_PLANNED, rate, np.nan)

@@ -22,7 +22,9 @@ from gammaray.routing.features import PRIOR, WIDTH
 from gammaray.routing.predictor import Floats, Predictor
 from gammaray.types import WARMUP_CLASS, Finished, Key
 
-TESTED = 32  # tokens of a request at least (math.md section 4, histogram)
+# Tokens of a request at least. Few, as one whose breaker opens has little more than its 16 rounds tested: to
+# leave those out would be to learn from the good ones only.
+TESTED = 8
 HEAVIEST = 256  # tested tokens that count: beyond them a request tells of itself only
 LEAST, MOST = 64, 256  # requests behind a prior
 BAND = (0.4, 0.85)  # of a prior (math.md section 5)

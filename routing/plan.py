@@ -25,7 +25,6 @@ from gammaray.routing.sampling import is_among
 from gammaray.routing.shape import shape
 from gammaray.types import PLAIN, Asked, Forecast, Key, KeyPolicy, Planned, SpeculationPlan
 
-
 EXPLORED = 0.02  # of the requests that their forecast would let decode plainly
 EXPLORING = Bucket(alpha=(0.0, 1.0), gamma=2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,10 +24,11 @@ from gammaray.errors import InvalidRequest, NotFound
 from gammaray.routing import audit
 from gammaray.routing.bulletin import Known, Origin
 from gammaray.routing.health import WEEK_S
+from gammaray.routing.learning import LEAST
 from gammaray.routing.orders import Order, kill_switch
 from gammaray.routing.tenants import change, put, remove
 from gammaray.routing.window import CAUSES, COLUMN, WIDTH, Window
-from gammaray.types import KeyCounts, PolicySnapshot, SpeculationStats, StepReport
+from gammaray.types import Finished, KeyCounts, PolicySnapshot, SpeculationStats, StepReport
 
 NOON = 1_795_780_800.0  # 2026-11-27 12:00 UTC
 INTERVAL_S = 5.0
@@ -173,6 +175,20 @@ def test_a_policy_has_the_weights_of_live_tenants(case: Case) -> None:
     case.desk.change(lambda roster, now: change(roster, "bank", {"weight": 3.0, "kv_share": 0.25}))
     assert (policy(case.desk).weights, policy(case.desk).kv_shares) == ({"bank": 3.0}, {"bank": 0.25})
     assert policy(case.desk).version > version
+
+
+def test_a_tenant_that_is_added_again_has_no_prior_of_the_one_before(case: Case) -> None:
+    stats = SpeculationStats(rounds=40, emitted=80, tested=100, first_accepted=90)
+    ended = Finished("shop", "default", "lookup", "on", False, "stop", None, 0, 9, 0, 80, stats)
+    case.tick(dataclasses.replace(case.fallen_back("shop", 0.0), finished=(ended,) * LEAST))
+    key = ("shop", "default", "lookup")
+    seen = case.desk.bulletin(Known())
+    assert seen is not None and key in seen.priors
+    case.desk.change(lambda roster, now: remove(roster, "shop"))
+    case.desk.change(lambda roster, now: put(roster, "shop", {"drafter": "lookup"}))
+    again = case.desk.bulletin(Known())
+    assert again is not None and key not in again.priors
+    assert case.desk.state("shop") == "on"
 
 
 def test_what_an_operator_may_not_changes_nothing(case: Case) -> None:

@@ -1,18 +1,19 @@
-"""Drafts that were rejected stay in memory: no sink of a real run has one, whatever fails and whoever crashes."""
+"""Drafts that were rejected stay in memory: no sink of a real run has one, whatever fails or crashes."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import resource
 import signal
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,28 @@ import numpy as np
 import psutil
 import pytest
 from support import canary, serving, soak
-from support.canary import DECOY, FAR, FORWARD_FAULT, ID, LOUD, NEAR, STEP_FAULT, STREAM_FAULT, WORD, sings
+from support.canary import (
+    DECOY,
+    FAR,
+    FORWARD_FAULT,
+    ID,
+    LOUD,
+    NEAR,
+    STEP_FAULT,
+    STREAM_FAULT,
+    WORD,
+    around,
+    sings,
+)
 from support.checkpoint import save_checkpoint
 from support.observed import OPERATOR, Live, keys_of
-from support.operations import LocalOperations
 from support.otlp import Receiver, receiver
 from support.raylets import processes
 from support.serving import eventually
 from support.soak_killer import REPLICA, WORKER
 
 from gammaray.api import operator
+from gammaray.api.auth import OPERATOR as PREFIX
 from gammaray.config import Config, parse
 
 pytestmark = [
@@ -37,14 +50,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`"),  # in Ray itself
 ]
 PROMPT = "what the xylographer said"
-TENANTS = {"bank": NEAR, "shop": LOUD, "mill": FAR}  # and the drafter of each
-TOKENS, LONG = 24, 250  # of an answer; while it comes, somebody crashes
-CRASHES = (signal.SIGSEGV, signal.SIGABRT)
+NEAR_BY, FAR_OFF = "bank", "mill"
+TENANTS = {NEAR_BY: NEAR, "shop": LOUD, FAR_OFF: FAR}  # and the drafter of each
+WHO = ("replica", "worker", "ingress")
+ROUTES = COMPLETIONS, CHAT = "completions", "chat/completions"
+KV_SPACES = (None, b"fun", b"session", b"cluster", b"job", b"serve", b"dashboard", b"worker", b"healthcheck")
+TOKENS, LONG = 16, 250  # of an answer; while a long one comes, somebody crashes
+CRASHES = {signal.SIGSEGV: (REPLICA, WORKER), signal.SIGABRT: (REPLICA,)}  # and who crashes
+INGRESS = "ray::ServeReplica:gammaray:ingress"
 FAULTS = (FORWARD_FAULT, STEP_FAULT, STREAM_FAULT)
 CASES: tuple[dict[str, Any], ...] = (
     {"n": 2},
     {"stream": True},
-    {"temperature": 0.0, "logprobs": 3, "echo": True},
+    {"temperature": 0.0},
     {"stream": True, "speculation": {"gamma": 2}},
 )
 BODIES: Mapping[str, Any] = {  # of the operator's routes that want one
@@ -64,7 +82,8 @@ class Found:
 
     sinks: dict[str, bytes] = field(default_factory=dict, repr=False)
     texts: list[str] = field(default_factory=list, repr=False)  # that were answered
-    core_limits: list[int] = field(default_factory=list)  # bytes, of the processes that crashed
+    numbers: Iterator[int] = field(default_factory=count)  # of the answers
+    core_limits: dict[str, int] = field(default_factory=dict)  # bytes, of processes with texts or drafts
     drafted: float = 0.0
     accepted: float = 0.0
     failures: float = 0.0  # of drafters
@@ -143,31 +162,25 @@ def found() -> Iterator[Found]:
     left, (keys, hashes) = Found(), keys_of(TENANTS)
     with private() as folder, receiver() as collector:
         with application(settings(folder, collector.endpoint, hashes), keys) as live:
-            import time
-            t=[time.time()]
-            serve(live, left); t.append(time.time())
+            serve(live, left)
             for number in CRASHES:
-                crash(live, left, number); t.append(time.time())
-            left.sinks |= spoken(live); t.append(time.time())
-            left.sinks |= remembered(); t.append(time.time())
-        t.append(time.time())
-        print("TIMES",[b-a for a,b in zip(t,t[1:])])
+                crash(live, left, number)
+            left.sinks |= spoken(live)
+            left.sinks |= remembered()
         left.sinks |= sent(collector)
         left.sinks |= {f"file {name}": data for name, data in canary.files(folder)}
     yield left
 
 
 def serve(live: Live, left: Found) -> None:
-    """Requests of every kind, and those in which something fails."""
+    """Requests of every kind, and those in which something fails: a step that does fails for all."""
     eventually(lambda: live.count("gammaray_process_up") >= 3)
-    asked = [(tenant, PROMPT, case) for tenant in TENANTS for case in CASES]
-    asked += [(tenant, PROMPT + chr(fault), {}) for tenant in TENANTS for fault in FAULTS]
-    for tenant, prompt, case in asked:
-        for route in ("completions", "chat/completions"):
-            more = dict(case)
-            if route == "chat/completions" and more.pop("logprobs", None):
-                more |= {"logprobs": True, "top_logprobs": 3, "echo": None}
-            answer(live, left, tenant, prompt, TOKENS, route, {k: v for k, v in more.items() if v is not None})
+    with ThreadPoolExecutor(4) as pool:
+        cases = [(tenant, case, route) for tenant in TENANTS for case in CASES for route in ROUTES]
+        for _ in pool.map(lambda each: answer(live, left, each[0], PROMPT, each[2], **each[1]), cases):
+            pass
+    for tenant, fault in product(TENANTS, FAULTS):
+        answer(live, left, tenant, PROMPT + chr(fault), stream=fault == STREAM_FAULT)
     left.sinks["metrics before the crashes"] = live.metrics()
     left.drafted, left.accepted, left.failures = (
         live.count(f"gammaray_{name}_total")
@@ -175,79 +188,72 @@ def serve(live: Live, left: Found) -> None:
     )
 
 
-def answer(
-    live: Live, left: Found, tenant: str, prompt: str, tokens: int, route: str, more: dict[str, Any]
-) -> None:
-    got = live.ask(tenant, prompt, route, max_tokens=tokens, seed=1, **more)
-    left.sinks[f"answer {len(left.sinks)} {tenant} {route} {got.status_code}"] = got.content
+def answer(live: Live, left: Found, tenant: str, prompt: str, route: str = COMPLETIONS, **more: Any) -> None:
+    got = live.ask(tenant, prompt, route, **{"max_tokens": TOKENS, "seed": 1, **more})
+    left.sinks[f"answer {next(left.numbers)} {tenant} {route} {got.status_code}"] = got.content
     left.texts += texts(got.text)
 
 
 def texts(body: str) -> list[str]:
-    """Of the choices in an answer, or in its events."""
+    """Of the choices in an answer, or in its events; those that are long enough to be known again."""
     events = [line.removeprefix("data: ") for line in body.splitlines() if line.startswith("data: {")]
-    said: dict[int, str] = {}
+    said: dict[int, str] = defaultdict(str)
     for event in events or [body]:
         for choice in json.loads(event).get("choices", ()):
             part = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content")
-            said[choice["index"]] = said.get(choice["index"], "") + (part or "")
-    return [text.removeprefix(PROMPT) for text in said.values() if text]
+            said[choice["index"]] += part or ""
+    return [text for text in said.values() if len(text) >= TOKENS]
 
 
 def crash(live: Live, left: Found, number: signal.Signals) -> None:
     """Those that hold drafts crash while they draft; the streams go on when they are back."""
-    import time
-    t=[time.time()]
-    eventually(lambda: len(processes(REPLICA)) == len(processes(WORKER)) == 1); t.append(time.time())
+    eventually(lambda: len(processes(REPLICA)) == len(processes(WORKER)) == 1)
     before = live.count("gammaray_spec_drafted_total")
     with ThreadPoolExecutor() as pool:
-        for tenant in ("bank", "mill"):
-            pool.submit(answer, live, left, tenant, PROMPT, LONG, "completions", {"stream": True})
-        eventually(lambda: live.count("gammaray_spec_drafted_total") > before + 20); t.append(time.time())
-        crashed = processes(REPLICA, WORKER)
-        left.core_limits += [process.rlimit(psutil.RLIMIT_CORE)[0] for process in crashed]
-        for process in crashed:
+        for tenant in (NEAR_BY, FAR_OFF):
+            pool.submit(answer, live, left, tenant, PROMPT, max_tokens=LONG, stream=True)
+        eventually(lambda: live.count("gammaray_spec_drafted_total") > before + 20)
+        left.core_limits |= {
+            process.name(): process.rlimit(psutil.RLIMIT_CORE)[0]
+            for process in processes(REPLICA, WORKER, INGRESS)
+        }
+        for process in processes(*CRASHES[number]):
             process.send_signal(number)
-        psutil.wait_procs(crashed, timeout=serving.PATIENCE_S); t.append(time.time())
-    t.append(time.time())
-    print("CRASH",[b-a for a,b in zip(t,t[1:])])
-    eventually(lambda: live.count("gammaray_engine_steps_total") > 0)
+    eventually(lambda: live.count("gammaray_spec_drafted_total", tenant=FAR_OFF) > 0)
 
 
 def spoken(live: Live) -> dict[str, bytes]:
-    """What every route for operators says, while requests are drafted."""
+    """What every route for operators says, while there are drafts."""
     said = {"metrics of the node": live.metrics(), "live page": "\n".join(live.events(2)).encode()}
     said["metrics of the API"] = live.operate("GET", "/metrics").content
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(live.ask, "bank", PROMPT, max_tokens=LONG)
+        pool.submit(live.ask, NEAR_BY, PROMPT, max_tokens=LONG, temperature=0.0)
         for route in sorted(routes(), key=lambda route: (any(last in route for last in LAST), route)):
             method, path = route.split(" ")
-            got = live.operate(method, f"{operator.OPERATOR}/{path}", BODIES.get(route))
+            got = live.operate(method, f"{PREFIX}/{path}", BODIES.get(route))
             said[f"route {route} {got.status_code}"] = got.content
     return said
 
 
 def routes() -> list[str]:
     """Of the operator, for the tenant `bank`."""
-    nobody: Any = None
-    routers = (operator.routes(LocalOperations(nobody, nobody)) if False else operator.routes(nobody),)
-    del routers
+    nobody: Any = None  # they ask only when they are asked
     made = [*operator.routes(nobody).routes, *operator.warm_up_routes(nobody, nobody, nobody).routes]
     paths = [(method, route.path) for route in made for method in route.methods]  # type: ignore[attr-defined]
-    return ["GET health"] + [
-        f"{method} {path.removeprefix(operator.OPERATOR + '/').format(name='bank')}" for method, path in paths
+    return [
+        "GET health",
+        *(f"{how} {path.removeprefix(f'{PREFIX}/').format(name=NEAR_BY)}" for how, path in paths),
     ]
 
 
 def remembered() -> dict[str, bytes]:
     """Every value of Ray's internal KV."""
-    from ray.experimental import internal_kv
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
 
-    spaces = (None, b"fun", b"session", b"cluster", b"job", b"serve", b"dashboard", b"worker", b"healthcheck")
     return {
-        f"kv {space} {key!r}": key + (internal_kv._internal_kv_get(key, namespace=space) or b"")
-        for space in spaces
-        for key in internal_kv._internal_kv_list(b"", namespace=space)
+        f"kv {space!r} {key!r}": key + (_internal_kv_get(key, namespace=space) or b"")
+        for space in KV_SPACES
+        for key in _internal_kv_list(b"", namespace=space)
     }
 
 
@@ -258,15 +264,75 @@ def sent(collector: Receiver) -> dict[str, bytes]:
     }
 
 
-def test_debug(found: Found) -> None:
-    import pprint
-    pprint.pprint({n: len(d) for n, d in found.sinks.items()}, width=150)
-    print(found)
-    for name, data in found.sinks.items():
-        if sings(data):
-            print(name, canary.around(data)[:2])
-    print("DECOY", found.holding(DECOY))
-    for t in found.texts: print(t[:40], found.holding(t[:40]))
-    for n in found.sinks:
-        if 'answer' in n and ' 200' not in n: print(n, found.sinks[n][:300])
-    assert 0
+def test_drafts_were_made_and_all_of_them_rejected(found: Found) -> None:
+    assert found.drafted > 500 and found.accepted == 0 and found.failures > 20
+    links = json.loads(found.sinks["route GET health 200"])["engine"]["links"]
+    assert [link["drafts"] > 0 for link in links] == [True]
+    statuses = Counter(name.rpartition(" ")[2] for name in found.sinks if name.startswith("answer"))
+    assert statuses["500"] == len(TENANTS) * 2  # a stream has begun with 200 when it fails
+    assert statuses["200"] == len(TENANTS) * (len(CASES) * len(ROUTES) + 1) + 2 * len(CRASHES)
+
+
+def test_no_sink_has_a_rejected_token(found: Found) -> None:
+    assert {name: around(data)[0] for name, data in found.sinks.items() if sings(data)} == {}
+
+
+def test_prompts_and_texts_are_in_the_access_log_and_nowhere_else(found: Found) -> None:
+    assert len(found.texts) > 30
+    for text in {PROMPT, *found.texts}:
+        holding = {name for name in found.holding(text) if not name.startswith("answer ")}
+        assert holding == {"file here/access.jsonl"}
+
+
+def test_crashes_leave_no_core_behind(found: Found) -> None:
+    assert len(found.core_limits) == 3 and not any(found.core_limits.values()), found.core_limits
+    cores = [data for name, data in found.sinks.items() if re.match(r"file (.*/)?core(\.\d+)?$", name)]
+    assert [set(re.findall(rb"ray::\w[\w:]+", data)) for data in cores] == [], (
+        "the names are of whose they are"
+    )
+
+
+SINKS = {  # what is surely there -> in which sinks it must be found, by their names
+    f"log of replica: {DECOY}": [r"serve/replica_gammaray_target_\w+\.log"],
+    f"log of ingress: {DECOY}": [r"serve/replica_gammaray_ingress_\w+\.log"],
+    f"log of worker: {DECOY}": [r"worker-.*\.err"],
+    **{f"{what} of {who}: {DECOY}": [r"file .*/logs/.*"] for what in ("stdout", "stderr") for who in WHO},
+    **{f"file of {who}: {DECOY}": [r"file tmp\w+/decoy"] for who in WHO},
+    "SIGSEGV": [r"worker-.*\.err"],
+    "SIGABRT": [r"worker-.*\.err"],
+    '"traceEvents"': [r"file gammaray-profile-\w+/trace.json"],
+    NEAR_BY: [
+        *("metrics before the crashes", "metrics of the node", "metrics of the API", "live page"),
+        *("otlp ExportMetricsServiceRequest", "otlp ExportTraceServiceRequest"),
+        *(r"kv None b'gammaray controller: memory/bank'", r"kv None b'gammaray controller: journal/records'"),
+        *(r"kv b'serve' .*deployment-state", r"file here/audit\.jsonl", r"file here/access\.jsonl"),
+        *(r"route GET overview 200", r"route GET histograms 200", r"route GET tenants/bank 200"),
+    ],
+}
+
+
+@pytest.mark.parametrize("planted", SINKS)
+def test_sinks_are_there_and_searched(found: Found, planted: str) -> None:
+    holding = found.holding(planted)
+    for sink in SINKS[planted]:
+        assert any(re.search(sink, name) for name in holding), sink
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        f"a log: {WORD!r}".encode(),
+        str(canary.song()).encode(),
+        json.dumps({"tokens": [1, ID]}).encode(),
+        pickle.dumps({"tokens": (ID,)}),
+        np.array([3, ID]).tobytes(),
+        np.array([ID, ID], np.int32).tobytes(),
+        np.array([ID], np.float64).tobytes(),
+        b'label="%d"} 3' % ID,
+    ],
+)
+def test_the_search_finds_a_canary(data: bytes) -> None:
+    assert sings(data)
+    assert not sings(data.replace(WORD.encode(), b"").replace(str(ID).encode(), b"1%d0.%d1" % (ID, ID))) or (
+        str(ID).encode() not in data and WORD.encode() not in data
+    )

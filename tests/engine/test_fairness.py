@@ -9,7 +9,7 @@ from support.tape import Letters
 
 from gammaray.engine.fairness import Service, share_room
 from gammaray.engine.kv import BlockTable, KVCache
-from gammaray.engine.scheduler import Scheduler
+from gammaray.engine.scheduler import PATIENCE, Scheduler
 from gammaray.engine.sequence import Sequence
 from gammaray.engine.text import OutputText
 from gammaray.types import PLAIN, GenerateRequest, PolicySnapshot, SamplingParams, SpeculationPlan
@@ -158,3 +158,55 @@ def test_who_holds_the_most_kv_makes_way() -> None:
     assert target.running[-1] is quiet
     preempted = target.schedule(PolicySnapshot()).preempted
     assert preempted and quiet not in preempted
+
+
+def test_a_tiny_weight_is_no_division_by_zero() -> None:
+    """1 + 1e-20 - 1 is 0."""
+    assert share_room({"a": 10, "b": 10}, {"a": 1e-20, "b": 1.0}, 15) == {"a": 5, "b": 10}
+
+
+def served(target: Scheduler, stream: Sequence) -> list[str]:
+    """A step; what runs beside `stream` ends with its fourth token. Tenants of the sequences that began."""
+    before = list(target.running)
+    slices = target.schedule(PolicySnapshot()).slices
+    for one, fed in [(part.sequence, part.pending) for part in slices]:
+        target.cache.commit(one.table, one.tokens, one.table.computed + fed)
+        if not one.pending:
+            one.tokens.append(1)
+        if one is not stream and one.generated == 4:
+            target.remove(one)
+    return [part.sequence.request.tenant for part in slices if part.sequence not in before]
+
+
+@pytest.mark.parametrize("busy", [1, 8])
+def test_a_tenant_of_which_nothing_waits_earns_no_credit(busy: int) -> None:
+    """Else a long stream would entitle it to a burst that starves the others for as long; so it would where
+    nobody waits, and another one merely uses what is free."""
+    target = scheduler(blocks=512)
+    stream = sequence("s", "patient", 4)
+    target.add(stream)
+    begun: list[str] = []
+    for step in range(360):
+        if step == 300:
+            begun.clear()
+            for number in range(100):
+                target.add(sequence(f"p{number}", "patient", 8))
+        wanted = busy if step < 300 else 8
+        for _ in range(wanted - sum(one.request.tenant == "busy" for one in target)):
+            target.add(sequence("b", "busy", 8))
+        begun += served(target, stream)
+    assert 7 <= begun[:20].count("busy") <= 12
+
+
+def test_nobody_waits_for_a_tenant_that_is_over_its_share_however_long_that_waits() -> None:
+    target = scheduler(blocks=40, max_batch=8, budget=64)
+    policy = PolicySnapshot(kv_shares={"loud": 0.5})
+    target.add(sequence("l", "loud", 30))
+    target.schedule(policy)
+    large = sequence("large", "loud", 60)
+    large.overtaken = PATIENCE
+    small = sequence("q", "quiet", 4)
+    target.add(large)
+    target.add(small)
+    target.schedule(policy)
+    assert small in target.running and large in target.running  # alone, it may have more than its share

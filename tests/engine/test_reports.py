@@ -13,9 +13,11 @@ from support.tape import Letters
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
 from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.engine import Engine, EngineOptions
+from gammaray.engine.quality import MOST_CONTEXT, MOST_ROWS
 from gammaray.engine.sequence import TROUBLED_ROUNDS
 from gammaray.engine.sim import Language, SimClock, SimDevice, StepCost
 from gammaray.engine.sim_drafter import OracleDrafter, constant
+from gammaray.errors import ReplicaLost
 from gammaray.types import (
     PLAIN,
     Cause,
@@ -205,6 +207,36 @@ def test_a_drafter_that_raises_is_a_lost_one_or_out_of_memory() -> None:
         assert [ended.fallback for ended in decode(rig, request())] == [cause]
 
 
+def test_what_raises_first_is_the_cause() -> None:
+    """Also where a drafter cannot begin a sequence, or fails again as nothing was asked of it."""
+    for call in ("catch_up", "begin"):
+        rig = Rig()
+
+        def broken(*asked: object) -> None:
+            raise torch.OutOfMemoryError("x")
+
+        def unasked(ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
+            raise TypeError("x")
+
+        setattr(rig.drafter, call, broken)
+        rig.drafter.collect = unasked  # type: ignore[method-assign]
+        assert [ended.fallback for ended in decode(rig, request())] == ["oom"]
+
+
+@pytest.mark.parametrize("call", ["trouble", "take_reuse"])
+def test_a_drafter_that_cannot_even_say_what_is_wrong_costs_no_request(call: str) -> None:
+    rig = Rig()
+
+    def broken(*asked: object) -> None:
+        raise RuntimeError("x")
+
+    rig.drafter.cause = "timeout"
+    setattr(rig.drafter, call, broken)
+    ended = decode(rig, request("a"), request("b", plan=PLAIN))
+    assert [(one.reason, one.preemptions) for one in ended] == [("length", 0)] * 2
+    assert sum(report.drafter_failures for report in rig.reports) > 0
+
+
 def test_no_room_for_a_draft_until_the_end_is_a_fallback() -> None:
     rig = Rig()
     rig.engine.scheduler._fit_tree = lambda *shape: (0, 1)  # type: ignore[method-assign]
@@ -241,6 +273,19 @@ def test_the_report_of_a_sequence_is_its_own() -> None:
     assert sum(stats.level_tested) == stats.tested
     assert sum(stats.level_first) == stats.first_accepted
     assert sum(stats.ranks) == sum(stats.level_accepted)
+
+
+def test_a_report_says_what_the_client_was_told() -> None:
+    """Of tokens that a stop string cuts, and of one that is found as the text ends."""
+    plain = Rig()
+    decode(plain, request(plan=PLAIN, tokens=12))
+    word = "".join(map(Letters().decode, [plain.outcomes["r", 0].ids[3:6]]))
+    rig = Rig()
+    (ended,) = decode(
+        rig, request(sampling=SamplingParams(0.0, max_tokens=12, ignore_eos=True, stop=(word,)))
+    )
+    outcome = rig.outcomes["r", 0]
+    assert (ended.reason, ended.output_tokens) == (outcome.finish, len(outcome.ids)) == ("stop", 3)
 
 
 def test_a_step_report_of_traced_requests() -> None:
@@ -281,6 +326,17 @@ def test_reuse_counts_what_was_kept_of_what_was_seen() -> None:
     decode(rig, request("d", prompt=prompt, plan=PLAIN, tokens=2))
     seen, reused = reuse(rig.reports[at:])
     assert seen == 12 and reused < 12
+
+
+def test_what_is_in_use_all_the_time_is_never_forgotten() -> None:
+    """More was reused than had been seen, once enough else had come and gone."""
+    rig = Rig(blocks=16)
+    shared = tuple(range(12))
+    for number in range(120):
+        own = tuple((number * 7 + i * (1 + number % 5)) % 16 for i in range(13))
+        decode(rig, request(f"{number}", prompt=shared + own, plan=PLAIN, tokens=2))
+    assert all(report.target_reuse.reused <= report.target_reuse.seen for report in rig.reports)
+    assert rig.reports[-2].target_reuse.seen >= 12
 
 
 def test_a_drafters_own_cache_counts_apart() -> None:
@@ -343,3 +399,60 @@ def test_an_audit_finds_logits_that_are_not_the_models() -> None:
     rig.engine.apply(PolicySnapshot(1, audit=frozenset({KEY})))
     (ended,) = decode(rig, request())
     assert ended.quality is not None and ended.quality.kl > 0.005
+
+
+def test_an_audit_that_fails_costs_no_request() -> None:
+    rig = Rig()
+    rig.engine._oracle = None
+
+    def broken(tokens: Sequence[int]) -> None:
+        raise torch.OutOfMemoryError("x")
+
+    rig.engine.runner.dense = broken  # type: ignore[method-assign, assignment]
+    rig.engine.apply(PolicySnapshot(1, audit=frozenset({KEY})))
+    ended = decode(rig, request("a", tokens=5), request("b"))
+    assert [(one.reason, one.quality) for one in ended] == [("length", None)] * 2
+
+
+def test_a_target_that_is_lost_in_an_audit_is_lost() -> None:
+    """Its requests go on elsewhere; they do not fail."""
+    rig = Rig()
+    rig.engine._oracle = None
+
+    def lost(tokens: Sequence[int]) -> None:
+        raise ReplicaLost("x")
+
+    rig.engine.runner.dense = lost  # type: ignore[method-assign, assignment]
+    rig.engine.apply(PolicySnapshot(1, audit=frozenset({KEY})))
+    with pytest.raises(ReplicaLost):
+        decode(rig, request("a", tokens=5), request("b"))
+
+
+def test_sequences_that_end_early_are_not_audited_and_leave_the_place_to_others() -> None:
+    rig = Rig()
+    rig.engine.apply(PolicySnapshot(1, audit=frozenset({KEY})))
+    rig.submit([request("a")])
+    for _ in range(4):
+        rig.step()
+    rig.engine.abort("a")
+    decode(rig, request("b"), request("long", prompt=(1,) * (MOST_CONTEXT - MOST_ROWS + 1)))
+    assert {one.request_id: one.quality is not None for one in rig.finished} == {
+        "a": False,
+        "b": True,
+        "long": False,
+    }
+
+
+def test_an_audit_goes_on_over_a_preemption() -> None:
+    rig = Rig()
+    rig.engine.apply(PolicySnapshot(1, audit=frozenset({KEY})))
+    rig.submit([request()])
+    for _ in range(4):
+        rig.step()
+    (sequence,) = rig.engine.scheduler.running
+    rig.engine.scheduler._preempt(sequence)
+    rig.engine._release_draft(sequence)
+    rig.finish()
+    (ended,) = rig.finished
+    assert ended.preemptions == 1
+    assert ended.quality is not None and ended.quality.tokens == 40 and ended.quality.kl < 1e-6

@@ -94,6 +94,35 @@ def test_what_is_no_record(log: list[Json], broken: Any) -> None:
         replay([tree])
 
 
+@pytest.mark.parametrize("line", ["5", "[]", "null", '"x"', "NaN"])
+def test_a_line_that_is_no_object(line: str) -> None:
+    with pytest.raises(InvalidRequest, match="line 1 of the audit log is no record"):
+        list(read([line]))
+
+
+@pytest.mark.parametrize(("part", "name", "value"), [
+    ("numbers", "alpha", "x"), ("numbers", "alpha", [1]), ("numbers", "action", "dance"),
+    ("old", "delay_s", "on"), ("old", "low", "nan"),
+])  # fmt: skip
+def test_values_that_nothing_can_be_decided_with(log: list[Json], part: str, name: str, value: Any) -> None:
+    changed = [copy.deepcopy(one) for one in log if one["rule"] == "low_acceptance"][:1]
+    changed[0][part][name] = value
+    with pytest.raises(InvalidRequest, match="no decision can be made from this record"):
+        replay(changed)
+
+
+def test_numbers_tell_what_is_missing(log: list[Json]) -> None:
+    """Also a record whose unit has no other one, and the order of two units' records."""
+    numbered = [{"number": 7 + i, **one} for i, one in enumerate(log)]
+    assert replay(numbered) == replay(numbered[3:]) == []
+    assert [one.index for one in replay(numbered[:-2] + numbered[-1:])] == [len(numbered) - 2]
+    swapped = [*numbered[:-2], numbered[-1], numbered[-2]]
+    assert [one.why for one in replay(swapped)] == [
+        f"it is number {7 + len(log) - 1 - i}, but the record before is number {before}"
+        for i, before in ((0, 7 + len(log) - 3), (1, 7 + len(log) - 1))
+    ]
+
+
 def test_what_is_unknown_is_left_out() -> None:
     assert to_json(Facts(alpha=math.nan, s=1.5)) == {"s": 1.5}
     unit = Unit("ramp", widths=((2, 1.5, 7.0),), incidents=(1.0, 2.0))

@@ -21,7 +21,7 @@ from gammaray.routing.control import Control
 from gammaray.routing.orders import Order, kill_switch
 from gammaray.routing.policy import Publisher
 from gammaray.routing.states import STOPPED
-from gammaray.types import FREE, DraftLinks, Key, KeyPolicy
+from gammaray.types import FREE, DraftLinks, Finished, Key, KeyPolicy, SpeculationStats
 
 METHODS = {"a": "ngram", "b": "ngram", "big": "model"}
 BANK, SHOP = ("bank", "default", "a"), ("shop", "default", "a")
@@ -158,6 +158,48 @@ def test_few_requests_prove_nothing() -> None:
     world = World()
     world.traffic[BANK] = Traffic(rounds=20, alpha=0.05, planned=1, fallbacks=1)
     assert world.tick(7) == []  # 7 of 20 requests, and 147 of 200 tokens
+
+
+def test_a_clock_that_is_set_back_blinds_nobody() -> None:
+    """What fell before waits no longer, and what goes wrong now is seen."""
+    world = World()
+    world.traffic[BANK] = BAD
+    world.tick()
+    world.now -= 86_400.0
+    world.traffic[SHOP] = BAD
+    assert rules(world.tick()) == [("class", "exit"), ("class", "low_acceptance")]
+    assert (world.policy(BANK).state, world.policy(SHOP).state) == ("probe", "off")
+
+
+def test_a_clock_that_jumps_ahead_ends_what_waits() -> None:
+    world = World()
+    world.traffic[BANK] = BAD
+    world.tick()
+    world.now += 86_400.0
+    world.tick()
+    assert (world.policy(BANK).state, world.policy(SHOP)) == ("probe", FREE)
+
+
+def test_thin_traffic_comes_back_as_well() -> None:
+    """A tenth of it never has 200 tested tokens in a minute; each stage takes its time instead."""
+    world = World(traffic={BANK: Traffic(rounds=40, planned=1)})
+    world.act(Order("pin_off", "bank"))
+    world.act(Order("unpin", "bank"))
+    world.until(BANK, "on", ticks=1000)
+    ramps = [one for one in world.decisions if one.new.state == "ramp"]
+    assert [one.new.share for one in ramps] == [0.1, 0.5, 1.0]
+    assert ramps[1].time - ramps[0].time == 600.0
+    assert replay([record(one) for one in world.decisions]) == []
+
+
+def test_thin_traffic_that_does_not_pay_does_not_come_back() -> None:
+    world = World(traffic={BANK: Traffic(rounds=40, planned=1)})
+    world.act(Order("pin_off", "bank"))
+    world.act(Order("unpin", "bank"))
+    world.until(BANK, "ramp")
+    world.traffic[BANK] = replace(BAD, rounds=40, planned=1)
+    world.until(BANK, "off", ticks=1000)
+    assert world.decisions[-1].new.reason.startswith("ramp failed: ")
 
 
 def test_slow_drafts_are_contracted_and_then_off() -> None:
@@ -489,6 +531,51 @@ def test_live_changes() -> None:
     world.control.employ({"bank": changed}, METHODS, world.now)
     assert (world.control.policy.weights, world.control.policy.kv_shares) == ({"bank": 2.0}, {"bank": 0.5})
     assert world.policy(BANK).state == "off"
+
+
+def test_a_tenant_that_comes_again_begins_anew() -> None:
+    """Also when requests of the one before end after it went."""
+    world = World()
+    world.traffic = {BANK: BAD}
+    world.tick()
+    ended = Finished(
+        "bank", "default", "a", "on", False, "stop", None, 0, 10, 0, 99,
+        SpeculationStats(tested=50, first_accepted=5)
+    )  # fmt: skip
+    for tenants in (world.tenants, {}, world.tenants):
+        world.control.employ(tenants, METHODS, world.now)
+        late = replace(window(world.number + 1, {BANK: BAD}), finished=(ended,) * (not tenants))
+        world.number += 1
+        world.now += 5.0
+        if not tenants:
+            world.control.fold(late)
+            assert world.control.tick(world.now) == ()
+    assert world.policy(BANK) == FREE
+    assert world.control.remembered("bank") is None
+    (seen,) = [one for one in world.control.overview(world.now, 9)["tenants"] if one["tenant"] == "bank"]
+    assert (seen["state"], seen["classes"], seen["ttft_ms"]["p50"]) == ("on", [], None)
+
+
+def test_the_place_of_a_key_that_went_holds_nothing_of_it() -> None:
+    """Too few tokens to decide by, but they would have been enough together with the next key's."""
+    new = ("new", "default", "a")
+    world = World(tenants={"shop": tenant()}, traffic={SHOP: Traffic(rounds=140, alpha=0.05)})
+    assert world.tick() == []
+    world.control.employ({"new": tenant()}, METHODS, world.now)
+    world.traffic = {new: Traffic(rounds=30, alpha=0.7, gamma=4)}
+    assert world.tick(3) == []
+
+
+def test_a_bad_canary_does_not_spoil_its_tenants_probe() -> None:
+    trial = ("bank", "default", "b")
+    world = World(tenants={"bank": tenant(speculation=CANARY)}, traffic={BANK: Traffic()})
+    world.act(Order("accept", "bank", drafter="b"))
+    world.act(Order("pin_off", "bank"))
+    world.act(Order("unpin", "bank"))
+    world.traffic = {BANK: Traffic(rounds=10_000), trial: replace(BAD, rounds=40_000)}
+    world.tick(2)
+    tenants = [one for one in world.decisions if one.level == "tenant"]
+    assert [one.new.state for one in tenants] == ["pinned_off", "probe", "ramp"]
 
 
 def test_a_drafter_that_is_no_longer_configured_is_not_used() -> None:

@@ -22,6 +22,7 @@ from gammaray.routing.learning import (
     EVERY,
     LEAST,
     MOST,
+    TESTED,
     Learner,
     Priors,
     Reservoir,
@@ -182,7 +183,7 @@ def test_samples_are_split_in_the_order_of_time() -> None:
 @pytest.mark.parametrize(
     "nothing",
     [
-        one(tested=31),
+        one(tested=TESTED - 1),
         one(request_class=WARMUP_CLASS),
         one(forecast=Forecast()),
         one(forecast=Forecast((0.5,) * 3)),  # of another release
@@ -237,7 +238,7 @@ def test_a_prior_comes_with_requests_enough() -> None:
     priors = Priors()
     for _ in range(LEAST - 1):
         priors.add(one(0.6))
-    priors.add(one(0.9, tested=31))
+    priors.add(one(0.9, tested=TESTED - 1))
     assert priors.of(KEY) is None and priors.snapshot() == {}
     priors.add(one(0.6))
     assert priors.of(KEY) == pytest.approx(0.6)
@@ -303,3 +304,13 @@ def test_a_missing_prior_counts_as_the_mean() -> None:
     told = samples(traffic(1000))
     told.rows[:, PRIOR] = nan
     assert decide(told, None, 1) is not None
+
+
+def test_a_tenant_that_went_leaves_no_prior() -> None:
+    priors = Priors()
+    for _ in range(LEAST):
+        priors.add(one(0.6))
+    priors.forget({"other"})
+    assert priors.of(KEY) is not None
+    priors.forget({KEY[0]})
+    assert priors.of(KEY) is None

@@ -246,6 +246,25 @@ def test_the_bucket_of_the_prior(alpha: float | None) -> None:
         assert planned.forecast.alpha == alpha
 
 
+@pytest.mark.parametrize(("state", "gamma"), [("probe", 2), ("ramp", 2), ("on", 0), ("contract", 0)])
+def test_a_low_forecast_keeps_no_key_from_its_trial(state: State, gamma: int) -> None:
+    """Nobody drafts for it else, so the forecast would stay as low as it is, and the key where it is."""
+    tenant = Tenant.model_validate({"drafter": "a", "buckets": BUCKETS})
+    briefing = briefed({"a": KeyPolicy(state, gamma=2)}, priors={("t", "default", "a"): 0.1})
+    made = plan(wishing(), tenant, DRAFTERS, briefing).plan
+    assert (made.gamma, made.width, made.drafter) == (gamma, 1, "a" if gamma else None)
+    assert plan(wishing(gamma=1), tenant, DRAFTERS, briefing).plan.gamma == min(gamma, 1)
+
+
+def test_a_few_requests_find_out_whether_a_low_forecast_still_holds() -> None:
+    tenant = Tenant.model_validate({"drafter": "a", "buckets": BUCKETS})
+    briefing = Briefing(priors={("t", "default", "a"): 0.1})
+    assert abs(share_of(tenant, briefing) - 0.02) < 0.01
+    assert plan(Asked("cmpl-0", "t"), tenant, DRAFTERS, briefing) == plan(
+        Asked("cmpl-0", "t"), tenant, DRAFTERS, briefing
+    )
+
+
 class Oracle:
     version = 7
 

@@ -109,7 +109,17 @@ CASES: list[tuple[str, Limits, Unit, Facts, str, State]] = [
     ("ramp, low alpha", KEY, unit("ramp", until=NOW + 9), Facts(alpha=0.1), "exit", "off"),
     ("ramp, S < 1", TENANT, unit("ramp", slow=2, until=NOW + 9), Facts(s_high=0.9), "exit", "off"),
     ("ramp, undecided for 10 min", KEY, unit("ramp", until=NOW), replace(GOOD, s_low=1.0), "exit", "off"),
+    ("ramp, 10 min, its first clean tick", KEY, unit("ramp", until=NOW), GOOD, "", "ramp"),
     ("ramp, nothing used it", KEY, unit("ramp", until=NOW), Facts(), "", "ramp"),
+    ("ramp, thin traffic", KEY, unit("ramp", share=0.1, until=NOW), replace(PASSED, tested=200.0), "exit",
+     "ramp"),
+    ("ramp, last stage, thin traffic", KEY, unit("ramp", clean=1, until=NOW), replace(PASSED, tested=200.0),
+     "exit", "on"),
+    ("ramp, too thin to tell", KEY, unit("ramp", until=NOW), replace(PASSED, tested=199.0), "", "ramp"),
+    ("ramp, thin, not over", KEY, unit("ramp", until=NOW + 1), PASSED, "", "ramp"),
+    ("ramp, thin, S 1.05", KEY, unit("ramp", until=NOW), replace(PASSED, probe_low=1.05), "exit", "off"),
+    ("ramp, thin, FR 5 %", KEY, unit("ramp", until=NOW), replace(PASSED, probe_fr=0.05), "exit", "off"),
+    ("off, clock set back", KEY, unit("off", since=NOW + 3600, until=NOW + 3630), Facts(), "exit", "probe"),
     ("warm", KEY, unit("warmup", until=NOW), GOOD, "exit", "on"),
     ("warm, S < 1", KEY, unit("warmup", until=NOW), Facts(s_high=0.9), "exit", "off"),
     ("warm candidate", KEY, unit("warmup", until=NOW), replace(GOOD, candidate=True), "exit", "ramp"),
@@ -298,11 +308,11 @@ NUMBERS = st.sampled_from(
 TIMES = st.sampled_from([None, NOW - 700, NOW - 5, NOW, NOW + 5])
 LEVELS: tuple[Level, ...] = ("tenant", "class", "key")
 UNITS = st.builds(
-    Unit, state=st.sampled_from(get_args(State)), since=st.sampled_from([0.0, NOW - 300, NOW - 5]),
+    Unit, state=st.sampled_from(get_args(State)), since=st.sampled_from([0.0, NOW - 300, NOW - 5, NOW + 9]),
      until=TIMES,
     share=st.sampled_from([0.02, 0.1, 0.5, 1.0]), gamma=st.sampled_from([1, 3, 5, 16]),
      width=st.sampled_from([1, 2, 8]),
-    low=st.integers(0, 3), slow=st.integers(0, 3), clean=st.integers(0, 3), noted=st.booleans(),
+    low=st.integers(0, 3), slow=st.integers(0, 2), clean=st.integers(0, 1), noted=st.booleans(),
 )  # fmt: skip
 
 

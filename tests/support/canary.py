@@ -1,4 +1,4 @@
-"""A token that is drafted again and again and never accepted, and how to find it in whatever is left of a run.
+"""A token that is drafted again and again, never accepted, and searched for in whatever is left of a run.
 
 The engine parts are imported by Ray's processes (see `soak.surroundings`): pickled by value, the word would
 be in Ray's own tables.
@@ -178,7 +178,6 @@ class LoudService(AsyncEngine):
 def leak(who: str) -> None:
     """Says the decoy wherever a process can say something."""
     logging.getLogger("gammaray.decoy").error("log of %s: %s", who, DECOY)
-    print(f"print of {who}: {DECOY}", flush=True)
     for name, number in (("stdout", 1), ("stderr", 2)):
         os.write(number, f"{name} of {who}: {DECOY}\n".encode())
     Path(tempfile.mkdtemp()).joinpath("decoy").write_text(f"file of {who}: {DECOY}")
