@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 from gammaray.actors.journal import Journal
 from gammaray.config import Config
 from gammaray.routing.audit import Decision, record
@@ -109,7 +111,7 @@ class Desk:
     def tell(self, origin: Origin, windows: Sequence[Window]) -> Answer:
         """Takes windows for the next tick; says which ones need not come again."""
         with self._lock:
-            for window in windows:
+            for window in map(_finite, windows):
                 self._inbox[window.source, window.number] = window
                 self._replicas[origin.source] = Replica(origin, window, self._clock())
             published = self._published
@@ -314,6 +316,13 @@ class Desk:
         oldest = self._clock() - max(GONE_S, 3 * self.mandate.config.controller.interval_s)
         self._replicas = {name: one for name, one in self._replicas.items() if one.heard >= oldest}
         return [self._replicas[name] for name in sorted(self._replicas)]
+
+
+def _finite(window: Window) -> Window:
+    """A count that is no number must not spoil sums for good, nor come again and again."""
+    if np.isfinite(window.counts).all():
+        return window
+    return replace(window, counts=np.nan_to_num(window.counts, nan=0.0, posinf=0.0, neginf=0.0))
 
 
 def _methods(config: Config) -> dict[str, str]:

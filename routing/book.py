@@ -93,6 +93,7 @@ class Book:
         place = self.keys.add(key, unit, limits, parent, self.tenant.at[tenant])
         self.keys.flag(place, "used", judged)
         self.keys.flag(place, "candidate", candidate)
+        self.keys.flag(place, "aside", drafter != self.drafter((tenant, request_class)))
         self._rows[tenant, request_class].append(place)
         if judged:
             self.fleets[tenant, drafter or ""].append(place)
@@ -207,6 +208,7 @@ class Book:
             self.classes.flag(place, "eager", eager)
             for row in self._rows[cls]:
                 self.keys.flag(row, "candidate", self._is_candidate(self.key(row)))
+                self.keys.flag(row, "aside", self.key(row)[2] != self.drafter(cls))
 
     def memory(self, tenant: str) -> TenantMemory:
         keys = [self.key(row) for row in self.rows("tenant", self.tenant.at[tenant])]

@@ -236,7 +236,7 @@ class Control:
         tenant, _, drafter = self._book.key(place)
         pooled = self._pooled.get((tenant, drafter or ""))
         known = {"workers": pooled.workers, "incidents": pooled.incidents} if pooled else {}
-        return {**known, "candidate": bool(self._book.keys.column("candidate")[place])}
+        return known | {name: bool(self._book.keys.column(name)[place]) for name in ("candidate", "aside")}
 
     def _of_fleets(self) -> set[int]:
         """Keys whose pool has news, or had no healthy worker when last seen."""

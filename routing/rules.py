@@ -21,7 +21,7 @@ from gammaray.routing.counting import (
 )
 from gammaray.routing.exits import leave
 from gammaray.routing.orders import obey
-from gammaray.routing.states import STOPPED, Facts, Limits, Unit, Widths, enter, fall
+from gammaray.routing.states import SERVING, STOPPED, Facts, Limits, Unit, Widths, enter, fall
 from gammaray.types import FREE
 
 Rule = Callable[[Unit, Facts, Limits, float], Unit | None]
@@ -76,6 +76,18 @@ def class_low(unit: Unit, facts: Facts, limits: Limits, now: float) -> Unit | No
     if facts.other is None:
         return fall(unit, limits, now, reason)
     return enter(unit, "on", now, f"{reason}; {facts.other} is tried", drafter=facts.other)
+
+
+def key_bad(unit: Unit, facts: Facts, limits: Limits, now: float) -> Unit | None:
+    """Rules 4 and 6 of a drafter beside the one that its class uses: it goes, and the class stays."""
+    if not facts.aside or unit.state not in SERVING:
+        return None
+    if too_low(unit, facts, limits):
+        return fall(unit, limits, now, f"acceptance {facts.alpha:.3f} is too low")
+    if unit.state == "contract" and unit.slow >= SLOW_TICKS:
+        reason = f"speed-up stays below 1 (at most {facts.s_high:.3f}) with short chains"
+        return fall(unit, limits, now, reason)
+    return None
 
 
 def emergency(unit: Unit, facts: Facts, limits: Limits, now: float) -> Unit | None:
@@ -177,6 +189,7 @@ RULES: dict[str, tuple[tuple[str, Rule], ...]] = {
     ),
     "key": (
         ("availability", availability),
+        ("aside", key_bad),
         ("exit", leave),
         ("contract", contract),
         ("adapt", adapt),

@@ -47,6 +47,9 @@ def screen(level: Level, units: Units[Any], columns: Columns, now: float) -> Row
             too_slow | (columns.fr > CONTRACT_FR)
         )
         due |= state["warmup"] & ~units.column("noted") & too_low
+        due |= units.column("aside") & (
+            (state["on"] | state["contract"]) & too_low | state["contract"] & too_slow
+        )
     return np.flatnonzero(due & units.column("used"))
 
 

@@ -46,7 +46,7 @@ def _classes(book: Book, evidence: Evidence, serving: Rows, tried: Rows, now: fl
     columns, parent = unknown(len(book.classes)), book.keys.column("parent")
     ramps = book.classes.within(["ramp"])[parent]
     ramping = tried[ramps[tried]]
-    settled = serving[~ramps[serving]]
+    settled = serving[~ramps[serving] & ~book.keys.column("aside")[serving]]
     rates(columns, evidence, settled, parent[settled])
     rates(columns, evidence, ramping, parent[ramping])
     fallbacks(columns.fr, evidence, ramping, parent[ramping])

@@ -84,6 +84,7 @@ class Facts:
     other: str | None = None  # of a class: another drafter that may be tried
     ready: str | None = None  # of a class: the drafter on trial, its ramp being over
     candidate: bool = False  # of a key: on trial beside the one in use
+    aside: bool = False  # of a key: its class uses another drafter; a wish or the load asks for this one
     action: Action = ""  # what the operator, the rollout or another level asks for
     note: str = ""  # ... and why
 

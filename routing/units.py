@@ -37,6 +37,7 @@ _COLUMNS = {
     "contracted": np.bool_,  # of a class, see states.Facts
     "eager": np.bool_,  # of a class: to be switched
     "candidate": np.bool_,  # of a key
+    "aside": np.bool_,  # of a key
 }
 
 
@@ -78,7 +79,7 @@ class Units(Generic[Id]):
         self.at[id], self.ids[place], self.limits[place] = place, id, limits
         columns = self._columns
         columns["used"][place], columns["parent"][place], columns["owner"][place] = True, parent, owner
-        for flag in ("contracted", "eager", "candidate"):
+        for flag in ("contracted", "eager", "candidate", "aside"):
             columns[flag][place] = False
         self.configure(place, limits)
         self.put(place, unit)

@@ -184,6 +184,8 @@ def test_a_tenant_that_is_added_again_has_no_prior_of_the_one_before(case: Case)
     key = ("shop", "default", "lookup")
     seen = case.desk.bulletin(Known())
     assert seen is not None and key in seen.priors
+    after = case.start().bulletin(Known())
+    assert after is not None and key in after.priors  # it outlives the controller
     case.desk.change(lambda roster, now: remove(roster, "shop"))
     case.desk.change(lambda roster, now: put(roster, "shop", {"drafter": "lookup"}))
     again = case.desk.bulletin(Known())
@@ -339,3 +341,12 @@ def test_the_weekly_health_job_alarms_and_remembers_the_week_before_over_a_kill(
     case.start()
     assert case.desk.overview(10)["alarms"] == [alarm]
     assert week(0.45) == []
+
+
+def test_a_count_that_is_no_number_spoils_nothing() -> None:
+    case = Case()
+    broken = case.fallen_back("bank", 0.0)
+    broken.counts[0, [COLUMN["rounds"], COLUMN["extra_s"]]] = np.nan, np.inf
+    case.tick(broken, case.fallen_back("shop"))
+    assert case.desk.tell(Origin("r"), ()).kept == 2
+    assert case.states() == {"bank": "on", "shop": "off"}

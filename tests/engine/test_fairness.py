@@ -56,9 +56,18 @@ def test_the_least_served_is_next_and_a_pause_earns_nothing() -> None:
     assert service.order(["a", "b"]) == ["b", "a"]
 
 
-def sequence(name: str, tenant: str, prompt: int, plan: SpeculationPlan = PLAIN, **sampling: int) -> Sequence:
-    params = SamplingParams(**{"max_tokens": 50, **sampling})  # type: ignore[arg-type]
-    request = GenerateRequest(name, tuple(range(1, prompt + 1)), params, plan, tenant=tenant)
+def sequence(
+    name: str,
+    tenant: str,
+    prompt: int,
+    plan: SpeculationPlan = PLAIN,
+    max_tokens: int = 50,
+    priority: int = 0,
+) -> Sequence:
+    params = SamplingParams(max_tokens=max_tokens)
+    request = GenerateRequest(
+        name, tuple(range(1, prompt + 1)), params, plan, tenant=tenant, priority=priority
+    )
     return Sequence(
         request, 0, list(request.prompt), OutputText(Letters(), ()), BlockTable(salt=tenant.encode())
     )
@@ -143,10 +152,14 @@ def test_a_tenant_keeps_to_its_share_of_kv_while_another_waits() -> None:
     assert len(target.running) > 2
 
 
-def test_who_holds_the_most_kv_makes_way() -> None:
-    """Not whoever came last."""
+@pytest.mark.parametrize(("weight", "victim"), [(1.0, "l1"), (10.0, "q")])
+def test_who_holds_the_most_kv_for_its_weight_makes_way(weight: float, victim: str) -> None:
+    """Not whoever came last; of one tenant the least urgent, and of those the newest."""
     target = scheduler(blocks=15, max_batch=8, budget=64)
-    loud, quiet = [sequence(f"l{i}", "loud", 11) for i in range(3)], sequence("q", "quiet", 7)
+    loud, quiet = (
+        [sequence(f"l{i}", "loud", 11, priority=int(i < 2)) for i in range(3)],
+        sequence("q", "quiet", 7),
+    )
     for newcomers in (loud, [quiet]):
         for one in newcomers:
             target.add(one)
@@ -156,8 +169,15 @@ def test_who_holds_the_most_kv_makes_way() -> None:
         one.tokens += [1] * 6
         one.table.computed = len(one.tokens) - 1  # 17 tokens take 5 blocks, 13 take 4
     assert target.running[-1] is quiet
-    preempted = target.schedule(PolicySnapshot()).preempted
-    assert preempted and quiet not in preempted
+    preempted = target.schedule(PolicySnapshot(weights={"loud": weight})).preempted
+    assert preempted[0].request.request_id == victim
+
+
+def test_drafts_count_as_service() -> None:
+    target = scheduler(blocks=64, budget=32)
+    drafting, plain = sequence("d", "drafting", 4, SpeculationPlan("x", 4)), sequence("p", "plain", 4)
+    running(target, drafting, plain)
+    assert target._service.order(["drafting", "plain"]) == ["plain", "drafting"]
 
 
 def test_a_tiny_weight_is_no_division_by_zero() -> None:

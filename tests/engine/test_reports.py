@@ -336,7 +336,11 @@ def test_what_is_in_use_all_the_time_is_never_forgotten() -> None:
         own = tuple((number * 7 + i * (1 + number % 5)) % 16 for i in range(13))
         decode(rig, request(f"{number}", prompt=shared + own, plan=PLAIN, tokens=2))
     assert all(report.target_reuse.reused <= report.target_reuse.seen for report in rig.reports)
-    assert rig.reports[-2].target_reuse.seen >= 12
+    decode(rig, request("large", prompt=tuple(i * 7 % 16 for i in range(55)), plan=PLAIN, tokens=8))
+    at = len(rig.reports)
+    decode(rig, request("again", prompt=(*shared, 0), plan=PLAIN, tokens=2))
+    again = rig.reports[at].target_reuse
+    assert again.seen == 12 and again.reused < 12
 
 
 def test_a_drafters_own_cache_counts_apart() -> None:

@@ -111,7 +111,8 @@ def speculation(inner: str) -> str:
         ("target: {modle: x}", "target.modle: unknown key; did you mean 'model'?"),
         (
             MODEL + "zzz: 1",
-            "zzz: unknown key; known here: controller, drafters, placement, server, target, telemetry, tenants",
+            "zzz: unknown key; known here: controller, drafters, placement, server, target, telemetry, "
+            "tenants",
         ),
         (
             drafter("method: ngram, max_ngrm: 3"),

@@ -335,6 +335,16 @@ def test_a_class_tries_its_other_drafter_at_once() -> None:
     assert (world.policy(BANK).state, world.policy(other).state) == ("probe", "off")
 
 
+@pytest.mark.parametrize("fallback", [None, "b"])
+def test_a_drafter_that_only_wishes_or_the_load_ask_for_costs_the_class_nothing(fallback: str | None) -> None:
+    other = ("bank", "default", "b")
+    good, bad = Traffic(alpha=0.8), replace(BAD, rounds=3000)
+    world = World(tenants={"bank": tenant(fallback_drafter=fallback)}, traffic={BANK: good, other: bad})
+    assert rules(world.tick()) == [("key", "aside")]
+    assert (world.policy(BANK), world.policy(other).state) == (FREE, "off")
+    assert world.control.policy.drafters == {}
+
+
 def test_without_another_drafter_left_the_class_is_off() -> None:
     world = World(tenants={"bank": tenant(fallback_drafter="b")}, traffic={BANK: BAD})
     world.tick()
@@ -368,6 +378,40 @@ def test_a_violation_turns_a_drafter_off_for_good_and_its_class_goes_on_with_ano
     assert world.policy(BANK).state == "on"
 
 
+def test_without_a_roll_back_a_violation_leaves_the_class_with_its_drafter() -> None:
+    gate = {"quality_gate": {"rollback_on_violation": False}}
+    world = World(tenants={"bank": tenant(fallback_drafter="b", speculation=gate)}, traffic={BANK: Traffic()})
+    world.tick()
+    world.act(Order("violation", "bank", drafter="a"))
+    assert world.tick(20) == []
+    assert (world.policy(BANK).state, world.control.policy.drafters) == ("off", {})
+
+
+def test_a_drafter_without_a_worker_is_not_tried() -> None:
+    down = (DraftLinks("bank", "b", 0),)
+    world = World(tenants={"bank": tenant(fallback_drafter="b")}, traffic={BANK: Traffic()}, links=down)
+    world.tick()
+    world.traffic[BANK] = BAD
+    assert rules(world.tick()) == [("class", "low_acceptance")]
+    assert (world.policy(BANK).state, world.control.policy.drafters) == ("off", {})
+
+
+def test_what_a_replica_lost_before_its_first_window_counts() -> None:
+    world = World(links=links(1, 3))
+    assert rules(world.tick()) == [("key", "availability")]
+
+
+@pytest.mark.parametrize(("later", "decided"), [(3, []), (4, [("tenant", "tenant_off")])])
+def test_lost_requests_are_excused_for_15_s(later: int, decided: list[tuple[str, str]]) -> None:
+    """So many ticks after the incident, though the pool has another worker."""
+    world = World(links=links(2, 0))
+    world.tick()
+    world.links = links(1, 1)
+    assert world.tick(later) == []
+    world.traffic[BANK] = Traffic(planned=100, lost=90)
+    assert rules(world.tick()) == decided
+
+
 CANARY = {"gamma": 4, "canary": {"drafter": "b", "share": 0.1}}
 
 
@@ -384,6 +428,7 @@ def test_a_canary_from_the_shadow_to_full_use() -> None:
     world.tick()
     assert world.control.policy.drafters == {("bank", "default"): "b"}
     assert world.policy(BANK) == FREE
+    assert world.tick(3) == []  # the one before, which is as good as ever, does not come back by itself
     world.act(Order("reset", "bank", drafter="b"))
     assert world.policy(trial).state == "on"  # no longer on trial
 
@@ -572,7 +617,7 @@ def test_a_bad_canary_does_not_spoil_its_tenants_probe() -> None:
     world.act(Order("accept", "bank", drafter="b"))
     world.act(Order("pin_off", "bank"))
     world.act(Order("unpin", "bank"))
-    world.traffic = {BANK: Traffic(rounds=10_000), trial: replace(BAD, rounds=40_000)}
+    world.traffic = {BANK: Traffic(rounds=10_000), trial: replace(BAD, rounds=40_000, cost=1.0)}
     world.tick(2)
     tenants = [one for one in world.decisions if one.level == "tenant"]
     assert [one.new.state for one in tenants] == ["pinned_off", "probe", "ramp"]

@@ -14,7 +14,8 @@ from gammaray.config import Canary, Choice, Class, Speculation, Tenant, When
 from gammaray.errors import InvalidRequest
 from gammaray.routing.briefing import NO_NEWS, Briefing
 from gammaray.routing.buckets import pick
-from gammaray.routing.plan import plan
+from gammaray.routing.plan import EXPLORED, EXPLORING, plan
+from gammaray.routing.sampling import is_among
 from gammaray.routing.shape import shape
 from gammaray.types import PLAIN, Asked, KeyPolicy, PolicySnapshot, SpeculationPlan, State, Wish
 
@@ -186,6 +187,13 @@ def test_another_drafter_of_the_class_goes_on_when_one_is_off() -> None:
     assert drafts(TENANT, wishing(drafter="a"), briefing) is None
 
 
+@pytest.mark.parametrize("state", ["probe", "ramp"])
+def test_a_configured_drafter_finds_its_way_back_beside_the_one_in_use(state: State) -> None:
+    briefing = briefed({"a": KeyPolicy(state, share=1.0)}, switched="b")
+    assert drafts(TENANT, Asked("r", "t"), briefing) == "a"
+    assert drafts(TENANT, Asked("r", "t"), briefed({"a": KeyPolicy("off")}, switched="b")) == "b"
+
+
 def test_of_a_key_in_probe_one_request_is_open_and_some_more() -> None:
     briefing = briefed({"a": KeyPolicy("probe", gamma=2, share=0.02)})
     probed = {("t", "default", "a")}
@@ -352,6 +360,8 @@ def test_no_wish_exceeds_a_policy(wish: Wish, policy: KeyPolicy, name: str, alph
     asked = Asked(name, "t", wish=wish)
     planned = plan(asked, tenant, DRAFTERS, briefing)
     made, bucket = planned.plan, pick(tenant.buckets, alpha)
+    explored = policy.state in ("probe", "ramp") or is_among(EXPLORED, name, "explore")
+    bucket = EXPLORING if bucket and bucket.gamma == 0 and explored else bucket
     most = (bucket.gamma, bucket.width) if bucket else (4, 2)
     assert made.gamma <= min(policy.gamma, most[0])
     assert made.width <= min(policy.width, most[1])

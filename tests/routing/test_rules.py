@@ -76,6 +76,10 @@ CASES: list[tuple[str, Limits, Unit, Facts, str, State]] = [
     ("FR 5 %", KEY, unit(), replace(GOOD, fr=0.05, best=8), "", "on"),
     ("S < 1 in CONTRACT", CLASS, unit(slow=2), Facts(s_high=0.99, contracted=True), "slow", "off"),
     ("S < 1 not in CONTRACT", CLASS, unit(slow=2), Facts(s_high=0.99), "", "on"),
+    ("beside the class's: alpha 0.19", KEY, unit(), Facts(alpha=0.19, aside=True), "aside", "off"),
+    ("... that pays", KEY, unit("contract"), Facts(alpha=0.19, s_low=1.06, aside=True), "", "contract"),
+    ("... S < 1 in CONTRACT", KEY, unit("contract", slow=2), Facts(s_high=0.99, aside=True), "aside", "off"),
+    ("the class's own", KEY, unit(), Facts(alpha=0.19), "", "on"),
     # rule 7
     ("deeper", KEY, unit(gamma=4), GOOD, "adapt", "on"),
     ("S not good enough", KEY, unit(gamma=4), replace(GOOD, s_low=1.05), "", "on"),
@@ -319,7 +323,7 @@ UNITS = st.builds(
 @settings(max_examples=1500, deadline=None)
 @given(
     st.sampled_from(LEVELS), UNITS, st.lists(NUMBERS, min_size=9, max_size=9), st.integers(0, 8),
-    st.booleans(), st.booleans(), st.integers(0, 2), st.booleans(),
+    st.booleans(), st.booleans(), st.integers(0, 2), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_screening_misses_no_unit(
     level: Level,
@@ -330,6 +334,7 @@ def test_screening_misses_no_unit(
     contracted: bool,
     eager: int,
     candidate: bool,
+    aside: bool,
 ) -> None:
     """Whom `screen` leaves out, `decide` would have left as it is."""
     values: dict[str, Any] = dict(zip([name for name in NAMES if name != "best"], numbers, strict=True))
@@ -337,6 +342,7 @@ def test_screening_misses_no_unit(
     about: dict[str, Any] = {
         "contracted": contracted and level == "class",
         "candidate": candidate and level == "key",
+        "aside": aside and level == "key",
     }
     about |= (
         {"broken": eager == 1, "other": "b", "ready": "b" if eager == 2 else None} if level == "class" else {}
@@ -348,6 +354,7 @@ def test_screening_misses_no_unit(
         ("contracted", about["contracted"]),
         ("eager", eager > 0),
         ("candidate", about["candidate"]),
+        ("aside", about["aside"]),
     ):
         units.flag(0, name, value)
     columns = Columns(**{name: np.array([float(value)]) for name, value in values.items()})

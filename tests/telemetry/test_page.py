@@ -237,7 +237,10 @@ def test_alarms_and_their_end(visit, source) -> None:
     assert seen.part("#tenants-panel").bounding_box() == high, "an alarm moves nothing"
     source.data |= {"speculation": True, "controller": {"state": "ok", "age_s": 1.0}}
     expect(seen.part("#status .alarm")).to_have_count(0)
-    fell = [{"key": "chat/default/lookup", "text": "P50 fell"}, {"key": "bank/default/lookup", "text": "P99 fell"}]
+    fell = [
+        {"key": "chat/default/lookup", "text": "P50 fell"},
+        {"key": "bank/default/lookup", "text": "P99 fell"},
+    ]
     source.data |= {"alarms": fell}
     expect(seen.part("#status .alarm")).to_contain_text("chat/default/lookup: P50 fell; and 1 more")
 
