@@ -96,6 +96,9 @@ class Front:
     def pin_off(self, target: Target) -> Json:
         return self._order(Order("pin_off", *target))
 
+    def reset(self, target: Target) -> Json:
+        return self._order(Order("reset", *target))
+
     def unpin(self, target: Target) -> Json:
         return self._order(Order("unpin", *target))
 

@@ -54,6 +54,9 @@ class RayOperations:
     async def pin_off(self, target: Target) -> Json:
         return await self._ask(lambda controller: controller.pin_off.remote(target))
 
+    async def reset(self, target: Target) -> Json:
+        return await self._ask(lambda controller: controller.reset.remote(target))
+
     async def unpin(self, target: Target) -> Json:
         return await self._ask(lambda controller: controller.unpin.remote(target))
 

@@ -83,7 +83,7 @@ class Record:
             self._tell(seen.identity.tenant, scope["method"], route, status, clock() - seen.began)
             if self._log:
                 http = {"method": scope["method"], "route": route, "status": status}
-                self._log.write(seen, arrived, clock(), http)
+                self._log.write(seen, arrived, clock(), http, scope.get("path_params", {}).get("name"))
 
     async def _follow(self, scope: Scope, seen: Visit, wire: _Wire) -> None:
         try:

@@ -23,19 +23,22 @@ class AccessLog:
         except OSError as error:
             raise ConfigError(f"server.access_log: cannot write {file!r}: {error.strerror}") from None
 
-    def write(self, visit: Visit, arrived: datetime, ended: float, http: dict[str, Any]) -> None:
-        """`ended` as the times of `visit`; `http`: method, route and status."""
+    def write(
+        self, visit: Visit, arrived: datetime, ended: float, http: dict[str, Any], about: str | None = None
+    ) -> None:
+        """`ended` as the times of `visit`; `http`: method, route and status; `about`: the tenant that an
+        operator's request is for."""
         line = {"time": arrived.isoformat(timespec="milliseconds"), "request_id": visit.id, **http}
-        line |= _facts(visit, ended) | (_texts(visit) if self._prompts else {})
+        line |= _facts(visit, ended, about) | (_texts(visit) if self._prompts else {})
         # ASCII: no character that some reader takes for the end of a line.
         self._handler.handle(logging.makeLogRecord({"msg": json.dumps(line, default=Strict.model_dump)}))
 
 
-def _facts(visit: Visit, ended: float) -> dict[str, Any]:
+def _facts(visit: Visit, ended: float, about: str | None) -> dict[str, Any]:
     answer = visit.answer
     usage = answer.usage() if answer else {}
     return {
-        "tenant": visit.identity.tenant,
+        "tenant": visit.identity.tenant or about,
         "key": visit.identity.key,
         "model": visit.model,
         "response_id": answer.job.id if answer else None,

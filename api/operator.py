@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from datetime import date
+from typing import Annotated, Any, Literal, Protocol
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import Field
 
 from gammaray.api.auth import OPERATOR, fingerprint, fresh_key
@@ -61,6 +62,10 @@ class Operations(Protocol):
 
     async def pin_off(self, target: Target) -> Json:
         """No speculation until `unpin`, whatever is measured."""
+        ...
+
+    async def reset(self, target: Target) -> Json:
+        """As if it had just been seen first: also out of a violated quality gate."""
         ...
 
     async def unpin(self, target: Target) -> Json:
@@ -192,20 +197,20 @@ def warm_up_routes(warm_ups: WarmUps, conversations: Conversations, planner: Pla
 
 def _add_views(router: APIRouter, operations: Operations) -> None:
     @router.get("/overview")
-    async def overview(limit: int = OVERVIEW_LIMIT) -> Json:
-        return await operations.overview(max(limit, 0))
+    async def overview(limit: Annotated[int, Query(ge=1)] = OVERVIEW_LIMIT) -> Json:
+        return await operations.overview(limit)
 
     @router.get("/usage")
-    async def usage(day: str | None = None) -> Json:
-        return await operations.usage(day)
+    async def usage(day: Annotated[date | None, Query()] = None) -> Json:
+        return await operations.usage(None if day is None else day.isoformat())
 
     @router.get("/policies")
     async def policies() -> Json:
         return await operations.policies()
 
     @router.get("/audit")
-    async def audit(limit: int = 100) -> Json:
-        return await operations.audit(min(max(limit, 0), AUDIT_LIMIT))
+    async def audit(limit: Annotated[int, Query(ge=1, le=AUDIT_LIMIT)] = 100) -> Json:
+        return await operations.audit(limit)
 
     @router.get("/histograms")
     async def histograms() -> Json:
@@ -255,6 +260,10 @@ def _add_orders(router: APIRouter, operations: Operations) -> None:
     @router.post("/tenants/{name}/unpin")
     async def unpin(name: str, part: Part = WHOLE) -> Json:
         return await operations.unpin(part.of(name))
+
+    @router.post("/tenants/{name}/reset")
+    async def reset(name: str, part: Part = WHOLE) -> Json:
+        return await operations.reset(part.of(name))
 
     @router.post("/tenants/{name}/roll-back")
     async def roll_back(name: str, back: Back) -> Json:

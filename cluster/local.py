@@ -6,7 +6,7 @@ import secrets
 import socket
 from collections.abc import Container, Mapping
 
-from gammaray.config import Server
+from gammaray.config import Controller, Server
 from gammaray.errors import ConfigError, GammarayError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -60,3 +60,13 @@ def check_address(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"no Ray cluster answers at {address}: {reason}") from None
+
+
+def check_audit_log(controller: Controller) -> None:
+    """Of a cluster that is this machine. Raises ConfigError when it cannot be written."""
+    file = controller.audit_log
+    try:
+        if file is not None and controller.enabled:
+            open(file, "a").close()
+    except OSError as error:
+        raise ConfigError(f"controller.audit_log: cannot write {file!r}: {error.strerror}") from None

@@ -82,6 +82,7 @@ def running(
     if address is None:
         local.check_port(config.server)
         local.check_loopback(os.environ, sys.modules)
+        local.check_audit_log(config.controller)
     else:
         local.check_address(address)
     os.environ.update(local.environment(os.environ, local=address is None))

@@ -10,8 +10,11 @@ from gammaray.config import Bucket
 def pick(buckets: Sequence[Bucket], alpha: float | None) -> Bucket | None:
     """The bucket of a predicted acceptance: [low, high), and 1 belongs to the highest one.
 
-    `buckets` as configured: highest first, from 1 to 0 without a gap. None without them or a prediction.
+    `buckets` as configured: highest first, from 1 to 0 without a gap. None without them; without a prediction
+    too, unless there is only one.
     """
-    if alpha is None or not buckets:
+    if not buckets or (alpha is None and len(buckets) > 1):
         return None
+    if alpha is None:
+        return buckets[0]
     return next((bucket for bucket in buckets if alpha >= bucket.alpha[0]), buckets[-1])

@@ -12,7 +12,6 @@ import numpy as np
 from gammaray.routing import measures
 from gammaray.routing.audit import Decision
 from gammaray.routing.evidence import Evidence, Rows
-from gammaray.routing.histogram import TESTED
 from gammaray.routing.window import COLUMN, SLOWEST, WIDTH, Phases, Window
 from gammaray.types import WARMUP_CLASS, Finished, Key
 
@@ -88,10 +87,8 @@ class Gallery:
     def _sample(self, ended: Finished) -> None:
         samples = self.tenants.get(ended.tenant) or self.tenants.setdefault(ended.tenant, Samples())
         samples.first_s.append(ended.first_s)
-        stats = ended.stats
-        if stats.tested < TESTED:
+        if (alpha := ended.alpha) is None:
             return
-        alpha = stats.first_accepted / stats.tested
         samples.pairs.append((ended.prompt_tokens, alpha))
         kept = self.alphas.get(ended.key)
         if kept is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gammaray.routing.histogram import TESTED, quantiles
+from gammaray.routing.histogram import quantiles
 from gammaray.types import WARMUP_CLASS, Finished, Key
 
 WEEK_S = 7 * 86_400.0
@@ -59,10 +59,8 @@ class HealthJob:
 
     def add(self, finished: Iterable[Finished]) -> None:
         for ended in finished:
-            stats = ended.stats
-            if stats.tested >= TESTED and ended.request_class != WARMUP_CLASS:
-                reservoir = self._reservoirs.setdefault(ended.key, Reservoir())
-                reservoir.add(stats.first_accepted / stats.tested, self._random)
+            if ended.alpha is not None and ended.request_class != WARMUP_CLASS:
+                self._reservoirs.setdefault(ended.key, Reservoir()).add(ended.alpha, self._random)
 
     def due(self, now: float) -> bool:
         """The week is over."""

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from gammaray.routing.dip import Values, dip
-from gammaray.types import Finished
 
 BINS = 25  # of 0.04
-TESTED = 32  # tokens, before a request's alpha means something
 QUANTILES = (5, 50, 95, 99)
 SIGNIFICANT, REQUESTS = 0.01, 200  # of the dip test
 VALLEY = 0.5  # of the lower peak: what is deeper parts two peaks
 LOWEST_PEAK = 0.1  # of the highest
 SMOOTHING = np.array([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
-
-
-def request_alphas(finished: Iterable[Finished]) -> Values:
-    """[n] of those with at least 32 tested tokens."""
-    stats = (ended.stats for ended in finished)
-    return np.array([one.first_accepted / one.tested for one in stats if one.tested >= TESTED])
 
 
 def quantiles(values: Values) -> dict[str, float | None]:

@@ -11,7 +11,6 @@ from gammaray.telemetry.meters import Meters
 from gammaray.telemetry.names import Metric
 from gammaray.types import Finished
 
-MIN_TESTED = 32  # tokens, of a sequence whose acceptance says something (math.md section 4)
 PENDING = 1000  # sequences that wait for the next collection, at most
 
 Attributes = dict[str, str]
@@ -59,8 +58,8 @@ def values(ended: Finished) -> Iterator[tuple[Metric, float, Attributes]]:
         yield names.TTFT, ended.first_s, {}
     if ended.per_token_s is not None:
         yield names.TPOT, ended.per_token_s, {}
-    if ended.stats.alpha is not None and ended.stats.tested >= MIN_TESTED:
-        yield names.ALPHA, ended.stats.alpha, {}
+    if ended.alpha is not None:
+        yield names.ALPHA, ended.alpha, {}
     if ended.stats.tau is not None and ended.stats.drafted:
         yield names.TAU, ended.stats.tau, {}
     if ended.quality is not None:

@@ -77,9 +77,8 @@ class TenantDrafter(Switch):
 
     def take_reuse(self) -> Reuse:
         """Of those that have a prefix cache in this process."""
-        total, counted = Reuse(), set[int]()
+        total = Reuse()
         for one in (*self._drafters.values(), self._others):
-            if isinstance(one, Caching) and id(one) not in counted:
-                counted.add(id(one))
+            if isinstance(one, Caching):
                 total += one.take_reuse()
         return total

@@ -201,7 +201,7 @@ class Class(Strict):
     """Requests of a tenant that speculate on their own terms; the first class that fits is theirs."""
 
     name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
-    when: When = When()
+    when: When = When()  # without a condition it takes every request that comes to it
     drafter: str | None = None  # None: the tenant's
     fallback_drafter: str | None = None
     buckets: Buckets | None = None
@@ -282,6 +282,14 @@ class Tenant(Strict):
     weight: float = Field(default=1.0, gt=0, le=100)  # of its share of the engine's turns and KV
     kv_share: float = Field(default=1.0, gt=0, le=1)  # of the KV pool, at most, while others wait
     warmup_s: float | None = Field(default=None, ge=0, le=86_400)  # None: 1800 of a model, 0 of n-gram
+
+    @model_validator(mode="after")
+    def _is_tried_beside_another(self) -> Tenant:
+        canary = self.speculation.canary
+        if canary is not None and canary.drafter == self.drafter:
+            text = "speculation.canary: {drafter} is the tenant's drafter already; name another one"
+            raise PydanticCustomError("canary", text, {"drafter": repr(canary.drafter)})
+        return self
 
     @model_validator(mode="after")
     def _classes_differ(self) -> Tenant:
@@ -392,6 +400,11 @@ class Config(Strict):
             raise PydanticCustomError("keys", "server.protect_metrics: there are no server.operator_keys")
         if self.telemetry.log_prompts and server.access_log is None:
             raise PydanticCustomError("log", "telemetry.log_prompts: there is no server.access_log")
+        if self.telemetry.prometheus_port == server.port:
+            text = (
+                "telemetry.prometheus_port: server.port has {port} already; choose another one, or 0 for none"
+            )
+            raise PydanticCustomError("port", text, {"port": server.port})
         if self.telemetry.trace_ratio and self.telemetry.otlp_endpoint is None:
             raise PydanticCustomError("trace", "telemetry.trace_ratio: there is no telemetry.otlp_endpoint")
         return self

@@ -108,7 +108,13 @@ def add(
     """Make tenants, or replace those that are there."""
     server, made = Server(url, operator_key), []
     for name, settings in _tenants_of(file).items():
-        made.append(server.ask("PUT", server.of(name), settings or {}))
+        try:
+            made.append(server.ask("PUT", server.of(name), settings or {}))
+        except GammarayError as error:
+            done = ", ".join(one["tenant"] for one in made)
+            error.message = f"{name}: {error.message}" + (f" (done before it: {done})" if done else "")
+            error.args = (error.message,)
+            raise
     lines = [f"{one['tenant']}: revision {one['revision']}{_notes(one)}" for one in made]
     _say({"tenants": made}, as_json, "\n".join(lines))
 
@@ -162,6 +168,19 @@ def unpin(
 ) -> None:
     """Leave speculation to the controller again, which probes it first."""
     _order("unpin", "unpinned", name, cls, drafter, Server(url, operator_key), as_json)
+
+
+@tenants.command()
+def reset(
+    name: Name,
+    cls: Class = None,
+    drafter: Drafter = None,
+    url: Url = LOCAL,
+    operator_key: OperatorKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Begin anew, as if it had just been seen first: also after a violated quality gate."""
+    _order("reset", "reset", name, cls, drafter, Server(url, operator_key), as_json)
 
 
 @tenants.command()
@@ -275,7 +294,7 @@ def patch(settings: Iterable[str]) -> Json:
 
 
 def _order(
-    action: Literal["pin-off", "unpin"],
+    action: Literal["pin-off", "unpin", "reset"],
     done: str,
     name: str,
     cls: str | None,

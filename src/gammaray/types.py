@@ -19,6 +19,7 @@ State = Literal["on", "contract", "warmup", "ramp", "probe", "shadow", "emergenc
 Cause = Literal["low_acceptance", "worker_lost", "timeout", "oom", "kv"]
 Key = tuple[str, str, str | None]  # tenant, request class, drafter; None: plain decoding
 WARMUP_CLASS = "warmup"  # of synthetic requests: out of alerts, and of every other class's numbers
+MEANINGFUL = 32  # tested tokens of one request (math.md section 4, histogram)
 MAX_TREE_NODES = 64  # of one draft tree: the ancestors of a node are the bits of one 64-bit word
 
 
@@ -326,6 +327,15 @@ class Finished:
     @property
     def key(self) -> Key:
         return self.tenant, self.request_class, self.drafter
+
+    @property
+    def alpha(self) -> float | None:
+        """Its acceptance, where that means something: after 32 tested tokens, or once its breaker opened.
+
+        That takes 16 rounds, of which most test one token: without these the lower peak would be missing.
+        """
+        known = self.stats.tested >= MEANINGFUL or self.fallback == "low_acceptance"
+        return self.stats.alpha if known else None
 
     @property
     def per_token_s(self) -> float | None:

@@ -18,6 +18,7 @@ from gammaray.actors.link.frames import Kind, pack_text
 from gammaray.actors.link.server import ServerStats
 from gammaray.engine.drafters.base import DraftView
 from gammaray.engine.drafters.model import ModelDrafter
+from gammaray.engine.sequence import TROUBLED_ROUNDS
 from gammaray.engine.sim import SimClock, StepCost
 from gammaray.types import GenerateRequest, SamplingParams
 
@@ -103,6 +104,18 @@ def test_a_fault_costs_at_most_one_deadline_and_no_token(fault: Callable[[Rig], 
     assert sum(longest) <= 8 * VERIFY_S + 3 * 0.1 + 8 * GAMMA * LEVEL_S + 1e-9
     rig.finish()
     assert rig.texts() == plainly(batch)
+
+
+@pytest.mark.parametrize(("fault", "cause"), [(dies, "worker_lost"), (is_slow, "timeout")])
+def test_rounds_without_their_draft_say_why(fault: Callable[[Rig], None], cause: str) -> None:
+    rig = Rig(draft_worker(CLOSE, LEVEL_S))
+    drafting(rig, requests(tokens=200))
+    running = rig.engine.scheduler.running
+    assert [one.fallback for one in running] == [None] * 3
+    fault(rig)
+    for _ in range(TROUBLED_ROUNDS):
+        rig.step()
+    assert [one.fallback for one in running] == [cause] * 3
 
 
 @pytest.mark.parametrize("fault", [dies, is_stopped])

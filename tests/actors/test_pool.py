@@ -130,6 +130,7 @@ def test_a_pool_without_workers_decodes_plainly() -> None:
     assert sim.step() == pytest.approx(VERIFY_S)
     sim.finish()
     assert sim.texts() == plainly(requests(count=4))
+    assert {one.fallback for report in sim.driver.reports for one in report.finished} == {"worker_lost"}
 
 
 def test_a_tenant_never_uses_the_workers_of_another() -> None:

@@ -18,6 +18,7 @@ from gammaray.api.auth import fingerprint
 from gammaray.api.tenancy import Tenancy
 from gammaray.config import parse
 from gammaray.routing.bulletin import Origin
+from gammaray.routing.orders import Order
 from gammaray.routing.plan import Router
 from gammaray.routing.warmup import conversations
 from gammaray.routing.window import COLUMN, WIDTH, Window
@@ -107,6 +108,7 @@ ROUTES = [
     ("DELETE", "/tenants/bank"),
     ("POST", "/tenants/bank/pin-off"),
     ("POST", "/tenants/bank/unpin"),
+    ("POST", "/tenants/bank/reset"),
     ("POST", "/tenants/bank/rotate-key"),
     ("POST", "/tenants/bank/roll-back"),
     ("POST", "/tenants/bank/suggestion"),
@@ -334,6 +336,31 @@ async def test_a_class_or_a_drafter_is_pinned_alone(house: House, ops) -> None:
     assert {(key["tenant"], key["class"]) for key in keys if key["state"] == "pinned_off"} == {
         ("shop", "long")
     }
+
+
+async def test_a_violated_gate_holds_until_a_reset(house: House, ops) -> None:
+    key = {"class": "default", "drafter": "lookup"}
+    house.operations.desk.order(Order("violation", "bank", "default", "lookup"))
+
+    async def state() -> str:
+        keys = (await ops.get(f"{PREFIX}/policies")).json()["keys"]
+        return next((one["state"] for one in keys if one["tenant"] == "bank" and one["drafter"]), "on")
+
+    assert await state() == "off"
+    assert (await ops.post(f"{PREFIX}/tenants/bank/unpin", json=key)).json()["changed"] == 0
+    assert await state() == "off"
+    assert (await ops.post(f"{PREFIX}/tenants/bank/reset", json=key)).json()["changed"] == 1
+    assert await state() == "on"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["audit?limit=0", "audit?limit=1001", "overview?limit=-1", "usage?day=2026-13-45", "usage?day=monday"],
+)
+async def test_a_query_that_makes_no_sense_is_a_400(ops, query: str) -> None:
+    response = await ops.get(f"{PREFIX}/{query}")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in ("limit", "day")
 
 
 async def test_metrics_are_text(engine, tokenizer) -> None:

@@ -98,6 +98,20 @@ def test_a_tenant_from_its_first_to_its_last_day(case: Case, tmp_path: Path) -> 
     assert case.run("show", "shop").returncode == 2
 
 
+def test_a_file_with_a_fault_says_what_was_done_before_it(case: Case, tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text("good: {drafter: lookup}\nbad: {drafter: nope}\n")
+    done = case.run("add", str(file))
+    assert done.returncode == 2
+    assert "bad: " in done.stderr and "(done before it: good)" in done.stderr
+    assert case.json("show", "good")["tenant"] == "good"
+
+
+def test_a_reset_begins_anew(case: Case) -> None:
+    assert case.json("pin-off", "bank", "--drafter", "lookup")["changed"] == 1
+    assert case.run("reset", "bank", "--drafter", "lookup").stdout.startswith("bank: reset (policy ")
+
+
 def test_pins_and_the_kill_switch(case: Case) -> None:
     assert case.json("pin-off", "bank")["changed"] == 1
     assert case.json("show", "bank")["state"] == "pinned_off"
@@ -126,7 +140,7 @@ def test_pins_and_the_kill_switch(case: Case) -> None:
         (["set", "bank", "gamma"], 2, "write a setting as KEY=VALUE"),
         (["show", "nobody"], 2, "there is no tenant 'nobody'"),
         (["kill-switch", "maybe"], 2, "on or off"),
-        (["usage", "--day", "monday"], 2, "2026-11-30"),
+        (["usage", "--day", "monday"], 2, "day: Input should be a valid date"),
         (["add", "/nowhere.yaml"], 2, "cannot read '/nowhere.yaml'"),
     ],
 )

@@ -14,12 +14,13 @@ from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, RayTaskError, TaskUnschedulableError
 from ray.serve.exceptions import BackPressureError
 
+from gammaray.actors import target
 from gammaray.actors.client import as_ours
 from gammaray.actors.draft import Post
 from gammaray.actors.target import ReplicaSettings, TargetReplica
 from gammaray.cluster import drafts, local
 from gammaray.cluster.stop import Stopped
-from gammaray.config import load, parse
+from gammaray.config import Controller, load, parse
 from gammaray.engine.threads import quota, usable_cores
 from gammaray.errors import ConfigError, EngineFailure, GammarayError, InvalidRequest, Overloaded, ReplicaLost
 from gammaray.types import GenerateRequest, Health, ModelInfo, TokenChunk
@@ -55,7 +56,9 @@ class Engine:
 @pytest.fixture
 def replica(monkeypatch: pytest.MonkeyPatch) -> TargetReplica:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # and put back afterwards
-    return TargetReplica(load(), lambda _: Engine(), ReplicaSettings(threads=7, loopback=False))
+    monkeypatch.setattr(target, "session_folder", lambda: None)  # there is no session of Ray's
+    config = parse({"target": {"model": "tiny"}, "controller": {"enabled": False}}, "test")
+    return TargetReplica(config, lambda *_: Engine(), ReplicaSettings(threads=7, loopback=False))
 
 
 @pytest.mark.parametrize("leave", ["finish", "close", "cancel"])
@@ -228,3 +231,12 @@ def test_the_ingress_is_lost_only_with_the_proxy_itself() -> None:
     ingress = build(load(), loopback=True)._bound_deployment
     assert ingress.name == "ingress"
     assert ingress.ray_actor_options == {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+
+
+def test_an_audit_log_that_cannot_be_written_stops_the_start_before_ray_begins(tmp_path: Path) -> None:
+    local.check_audit_log(Controller(audit_log=str(tmp_path / "audit.jsonl")))
+    local.check_audit_log(Controller())
+    nowhere = str(tmp_path / "missing" / "audit.jsonl")
+    local.check_audit_log(Controller(enabled=False, audit_log=nowhere))
+    with pytest.raises(ConfigError, match=r"controller.audit_log: cannot write .*No such file"):
+        local.check_audit_log(Controller(audit_log=nowhere))

@@ -160,7 +160,7 @@ def test_who_holds_the_most_kv_for_its_weight_makes_way(weight: float, victim: s
         [sequence(f"l{i}", "loud", 11, priority=int(i < 2)) for i in range(3)],
         sequence("q", "quiet", 7),
     )
-    for newcomers in (loud, [quiet]):
+    for newcomers in (loud[:2], loud[2:], [quiet]):
         for one in newcomers:
             target.add(one)
         for part in target.schedule(PolicySnapshot()).slices:

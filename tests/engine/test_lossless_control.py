@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decoding import Driver, Outcome, run
-from support.lossless import engine, plainly, requests, same
+from support.lossless import VOCAB, engine, plainly, requests, same
+from support.tape import Pieces
 
 from gammaray.engine import breaker
 from gammaray.engine.profile import StepProfile
@@ -247,3 +248,25 @@ def test_a_dead_end_comes_where_plain_decoding_meets_it(shadow: bool) -> None:
     found, expected = run(engine(), [request])["r", 0], plainly(request)["r", 0]
     assert same(found, expected)
     assert (found.ids, found.finish) == ([0, 1, 2], "error")
+
+
+def test_a_stop_string_that_shows_as_the_text_ends_is_reported_as_one() -> None:
+    """Each token ends within a character, so that none of its text counts before the end."""
+    pieces = Pieces(*[b"ab\xe6"] * VOCAB)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, stop=("b",), ignore_eos=True)
+    driver = Driver(engine(decoder=pieces))
+    driver.submit([GenerateRequest("r", (1, 2), sampling)])
+    driver.finish()
+    assert driver.outcomes["r", 0].finish == "stop"
+    check_ended(driver.reports[-1].finished[0], driver.outcomes["r", 0])
+
+
+def test_what_a_grammar_cuts_was_drafted_but_not_verified() -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, grammar=Grammar("regex", "012"))
+    request = GenerateRequest("r", (0, 1, 2, 3, 0, 1, 2, 3), sampling, SpeculationPlan("ngram", 4))
+    driver = Driver(engine(profile=PROFILE))
+    driver.submit([request])
+    driver.finish()
+    check_reports(driver, [request])
+    stats = driver.reports[-1].finished[0].stats
+    assert stats.drafted > stats.verified > 0

@@ -188,6 +188,37 @@ def test_a_worker_that_stays_away_is_a_fallback_and_one_that_comes_back_is_none(
         assert [ended.fallback for ended in rig.finished] == [expected]
 
 
+def test_only_rounds_in_a_row_are_a_fallback() -> None:
+    rig = Rig(alpha=0.5)
+    rig.submit([request(tokens=60)])
+    for number in range(5 * TROUBLED_ROUNDS):
+        rig.drafter.cause = "timeout" if number % TROUBLED_ROUNDS else None
+        rig.step()
+    rig.engine.apply(PolicySnapshot(1, speculation=False))  # after three of them
+    rig.finish()
+    assert [ended.fallback for ended in rig.finished] == [None]
+
+
+def test_a_drafter_that_raised_once_is_forgiven() -> None:
+    rig = Rig(alpha=0.5)
+    rig.submit([request(tokens=60)])
+    rig.step()
+    collect = rig.drafter.collect
+
+    def broken(ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
+        raise RuntimeError("x")
+
+    rig.drafter.collect = broken  # type: ignore[method-assign]
+    rig.step()
+    rig.drafter.collect = lambda ticket, deadline: {}  # type: ignore[method-assign]
+    for _ in range(2 * TROUBLED_ROUNDS):
+        rig.step()  # it has nothing to say
+    assert rig.engine.scheduler.running[0].fallback is None
+    rig.drafter.collect = collect  # type: ignore[method-assign]
+    rig.finish()
+    assert rig.finished[0].stats.drafted > 0
+
+
 def test_a_drafter_that_has_nothing_to_say_is_no_fallback() -> None:
     rig = Rig()
     rig.drafter.cause = None

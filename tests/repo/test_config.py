@@ -100,6 +100,9 @@ def server(inner: str) -> str:
     return MODEL + f"server: {{{inner}}}"
 
 
+WHEN = "when: {prompt_tokens_over: 9}"
+
+
 def speculation(inner: str) -> str:
     return tenant(f"speculation: {{{inner}}}")
 
@@ -135,13 +138,21 @@ def speculation(inner: str) -> str:
         (tenant("buckets: [{alpha: [0.5, 0.5], gamma: 2}]"), "buckets[0]: alpha must be [low, high]"),
         (tenant("buckets: [{alpha: [0, 1], gamma: 16, width: 5}]"), "at most 64 (got 16 * 5)"),
         (tenant("classes: [{name: Long}]"), "tenants.a.classes[0].name: String should match"),
-        (tenant("classes: [{name: warmup}]"), "one of the server's own, is named 'warmup'"),
-        (tenant("classes: [{name: a}, {name: a}]"), "is named 'a'"),
+        (tenant(f"classes: [{{name: warmup, {WHEN}}}]"), "one of the server's own, is named 'warmup'"),
+        (tenant(f"classes: [{{name: a, {WHEN}}}, {{name: a, {WHEN}}}]"), "is named 'a'"),
         (tenant("classes: [{name: a, when: {promt_tokens_over: 1}}]"), "did you mean 'prompt_tokens_over'?"),
-        (tenant("classes: [{name: a, drafter: lokup}]"), "tenants.a.classes[0].drafter: no drafter is named"),
+        (
+            tenant(f"classes: [{{name: a, {WHEN}, drafter: lokup}}]"),
+            "tenants.a.classes[0].drafter: no drafter is named",
+        ),
         (tenant("fallback_drafter: x"), "tenants.a.fallback_drafter: no drafter is named 'x'"),
         (tenant("choices: [{drafter: x}]"), "tenants.a.choices[0].drafter: no drafter is named 'x'"),
         (speculation("canary: {drafter: x}"), "a.speculation.canary.drafter: no drafter is named 'x'"),
+        (
+            tenant("drafter: lookup, speculation: {canary: {drafter: lookup}}"),
+            "is the tenant's drafter already",
+        ),
+        (MODEL + "telemetry: {prometheus_port: 8000}", "prometheus_port: server.port has 8000 already"),
         (speculation("enabled_ratio: 1.5"), "enabled_ratio: Input should be less than or equal to 1"),
         (MODEL + "controller: {interval_s: 0}", "controller.interval_s: Input should be greater than"),
         (

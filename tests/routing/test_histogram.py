@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from support.finished import finished
 
 from gammaray.routing.dip import Values, dip, dip_statistic, uniform_dips
-from gammaray.routing.histogram import bimodal, histogram, peaks, quantiles, request_alphas
+from gammaray.routing.histogram import bimodal, histogram, peaks, quantiles
 from gammaray.types import SpeculationStats
 
 
@@ -166,6 +166,11 @@ def test_nothing_has_no_peak_and_no_quantile() -> None:
     assert quantiles(np.arange(101.0)) == {"p5": 5.0, "p50": 50.0, "p95": 95.0, "p99": 99.0}
 
 
-def test_only_requests_with_enough_tested_tokens_count() -> None:
+def test_only_requests_with_enough_tested_tokens_count_and_those_that_broke_before() -> None:
+    """Without the latter the lower peak would be missing: a breaker opens after 16 rounds, that is about 18
+    tested tokens at an acceptance of 0.12."""
     stats = [SpeculationStats(tested=tested, first_accepted=tested // 2) for tested in (31, 32, 64, 0)]
-    assert request_alphas(finished(stats=one) for one in stats).tolist() == [0.5, 0.5]
+    assert [finished(stats=one).alpha for one in stats] == [None, 0.5, 0.5, None]
+    broke = finished(fallback="low_acceptance", stats=SpeculationStats(tested=18, first_accepted=2))
+    assert broke.alpha == pytest.approx(2 / 18)
+    assert finished(fallback="kv", stats=SpeculationStats(tested=18, first_accepted=2)).alpha is None
