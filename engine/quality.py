@@ -49,6 +49,9 @@ def judge(audit: Audit, sequence: Sequence, runner: Dense) -> Quality | None:
     tokens = sequence.tokens[: prompt + count]
     dense = runner.dense(tokens)[0][prompt - 1 : prompt - 1 + count].double().log_softmax(-1)  # [count, V]
     verified = torch.stack(audit.rows).double().log_softmax(-1)
-    kl = (dense.exp() * (dense - verified)).nan_to_num(0.0).sum(-1).mean()  # 0 log 0 is 0
+    p = dense.exp()
+    kl = float(
+        torch.where(p == 0, 0.0, p * (dense - verified)).sum(-1).mean()
+    )  # NaN stays: nobody may trust it
     emitted = dense.gather(1, torch.tensor(tokens[prompt:])[:, None])
-    return Quality(count, max(0.0, float(kl)), exp(-float(emitted.mean())))
+    return Quality(count, kl if not kl < 0 else 0.0, exp(-float(emitted.mean())))
