@@ -7,7 +7,7 @@ import logging
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from gammaray.engine.drafting import described
+from gammaray.engine.discreet import described
 
 
 class Discreet(logging.Filter):

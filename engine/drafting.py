@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from gammaray.engine.discreet import described
 from gammaray.engine.drafters.base import Caching, Drafter, DraftTree, DraftView, Ticket, Troubled
 from gammaray.engine.scheduler import Slice
 from gammaray.types import Cause, Reuse
@@ -81,11 +81,6 @@ class GuardedDrafter:
                 "drafter %r failed (%s); its requests decode plainly\n%s", self._name, *described(error)
             )
             return otherwise
-
-
-def described(error: Exception) -> tuple[str, str]:
-    """Kind and frames of an error, for a log, without its message: that might hold tokens or text."""
-    return type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
 
 
 def _out_of_memory(error: Exception) -> bool:

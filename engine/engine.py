@@ -18,8 +18,9 @@ from functools import partial
 from gammaray.engine import quality
 from gammaray.engine.admission import check_request
 from gammaray.engine.breaker import Trial
+from gammaray.engine.discreet import described
 from gammaray.engine.drafters.base import Drafter, DraftTree
-from gammaray.engine.drafting import Drafts, GuardedDrafter, described, draft
+from gammaray.engine.drafting import Drafts, GuardedDrafter, draft
 from gammaray.engine.grammar import GrammarCompiler, Matcher, prune
 from gammaray.engine.intake import Intake
 from gammaray.engine.kv import KVCache

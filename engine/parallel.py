@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gammaray.engine.attention import Model
 from gammaray.engine.batch import Step
-from gammaray.engine.drafting import described
+from gammaray.engine.discreet import described
 from gammaray.engine.peers import KV, NOTHING, Link, Order
 from gammaray.engine.pool import KVPool
 from gammaray.engine.runner import ModelRunner

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gammaray.engine.capture import Capture
-from gammaray.engine.drafting import described
+from gammaray.engine.discreet import described
 from gammaray.engine.engine import TOKEN_BUDGET, Engine
 from gammaray.errors import EngineFailure, ReplicaLost
 from gammaray.types import (

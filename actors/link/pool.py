@@ -13,9 +13,9 @@ from gammaray.actors.link.channel import Address, connect
 from gammaray.actors.link.client import LIMITS, Link
 from gammaray.actors.link.frames import Hello
 from gammaray.actors.link.remote import RemoteDrafter
+from gammaray.engine.discreet import described
 from gammaray.engine.drafters.base import Drafter
 from gammaray.engine.drafters.switch import Switch
-from gammaray.engine.drafting import described
 
 log = logging.getLogger(__name__)
 

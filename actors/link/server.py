@@ -25,8 +25,8 @@ from gammaray.actors.link.frames import (
     read_hello,
 )
 from gammaray.actors.link.rhythm import Rhythm
+from gammaray.engine.discreet import described
 from gammaray.engine.drafters.base import Anticipating, Drafter, DraftTree
-from gammaray.engine.drafting import described
 from gammaray.types import MAX_TREE_NODES
 
 log = logging.getLogger(__name__)

@@ -163,7 +163,7 @@ def test_a_tenant_whose_requests_fall_back_is_turned_off(app: Application) -> No
     eventually(lambda: app.told("/tenants/bank")["state"] == "off")
     eventually(lambda: app.policies()[-1][2] == ["bank"])
     seen = app.told("/overview")
-    assert [one["running"] for one in seen["replicas"]] == [1]
+    assert len(seen["replicas"]) == 1
     assert next(one for one in seen["tenants"] if one["tenant"] == "bank")["state"] == "off"
     assert app.records()[-1]["key"][0] == "bank"
     app.operate("POST", "/tenants/bank/unpin")

@@ -124,7 +124,7 @@ def test_the_page_and_the_terminal_show_the_tenants(observed: Observed) -> None:
     for seen in (json.loads(shown.output), first, second):
         assert has_numbers(seen)
         assert seen["controller"]["state"] == "ok" and seen["interval_s"] == INTERVAL_S
-        assert len(seen["replicas"]) == 1 and seen["throughput"][-1]["tokens_per_s"] > 0
+        assert len(seen["replicas"]) == 1 and any(tick["tokens_per_s"] for tick in seen["throughput"])
         tenants = {one["tenant"]: one for one in seen["tenants"]}
         assert tenants[BANK]["alpha"] > 0.6 > 0.3 > tenants[SHOP]["alpha"]
         assert tenants[BANK]["tau"] > tenants[SHOP]["tau"] >= 1
