@@ -1,7 +1,7 @@
 """The control loop before a crowd of tenants: what a tick takes, and what the adaptation gains.
 
     python benchmarks/simulate_control.py [--tenants 10000] [--replicas 100] [--ticks 60] [--sampled 100]
-        [--misled 0.02] [--no-predictor] [--seed 0] [--json] [--out FOLDER]
+        [--misled 0.02] [--collapsing 0.2] [--no-predictor] [--seed 0] [--json] [--out FOLDER]
 
 Replicas, traffic and device are modelled (`tests/support/crowd`); controller, predictor and, for the sampled
 tenants, router and breaker are the product's own. `--json` prints the numbers as the last line.
@@ -150,7 +150,7 @@ def about(trial: Trial, command: str) -> str:
         good_low=traffic.GOOD_SHARES[0],
         good_high=traffic.GOOD_SHARES[1],
         misled=setup.misled,
-        collapsing=traffic.COLLAPSING,
+        collapsing=setup.collapsing,
         prompts=traffic.POOL,
         fixed=1e3 * costs.fixed_s,
         token=1e3 * costs.token_s,
@@ -213,6 +213,9 @@ def main() -> None:
         "--sampled", type=int, default=100, help="tenants whose requests run the product's code"
     )
     parser.add_argument("--misled", type=float, default=0.02, help="share of prompts of the wrong kind")
+    parser.add_argument(
+        "--collapsing", type=float, default=0.2, help="share of tenants that fall and recover"
+    )
     parser.add_argument("--no-predictor", action="store_true", help="priors alone foretell the acceptance")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the numbers as one line, the last one")
@@ -225,6 +228,7 @@ def main() -> None:
         given.sampled,
         not given.no_predictor,
         given.misled,
+        given.collapsing,
         given.seed,
         Costs(),
     )

@@ -163,12 +163,12 @@ def _drafting(case: Case, drafter: str, policy: KeyPolicy) -> Planned:
 
 
 def _bucket(case: Case, forecast: Forecast, policy: KeyPolicy) -> Bucket | None:
-    """Of a key on probation, and of a few other requests, none is plain: else a low forecast, which only
-    drafts can prove wrong, would hold for good."""
+    """In a probe, and for a few other requests, none is plain: else a low forecast, which only drafts can
+    prove wrong, would hold for good."""
     found = pick(case.buckets, forecast.alpha)
     if found is None or found.gamma > 0:
         return found
-    tried = policy.state in ("probe", "ramp") or is_among(EXPLORED, case.asked.request_id, "explore")
+    tried = policy.state == "probe" or is_among(EXPLORED, case.asked.request_id, "explore")
     return EXPLORING if tried else found
 
 

@@ -254,7 +254,7 @@ def test_the_bucket_of_the_prior(alpha: float | None) -> None:
         assert planned.forecast.alpha == alpha
 
 
-@pytest.mark.parametrize(("state", "gamma"), [("probe", 2), ("ramp", 2), ("on", 0), ("contract", 0)])
+@pytest.mark.parametrize(("state", "gamma"), [("probe", 2), ("ramp", 0), ("on", 0), ("contract", 0)])
 def test_a_low_forecast_keeps_no_key_from_its_trial(state: State, gamma: int) -> None:
     """Nobody drafts for it else, so the forecast would stay as low as it is, and the key where it is."""
     tenant = Tenant.model_validate({"drafter": "a", "buckets": BUCKETS})

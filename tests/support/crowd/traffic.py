@@ -38,15 +38,24 @@ class Requests:
 
 
 class Traffic:
-    """`misled`: share of the requests whose prompt is of the other mode's kind."""
+    """`misled`: share of the requests whose prompt is of the other mode's kind; `collapsing`: of the tenants
+    that fall to the low mode for a while."""
 
-    def __init__(self, tenants: int, replicas: int, ticks: int, misled: float, seed: int) -> None:
+    def __init__(
+        self,
+        tenants: int,
+        replicas: int,
+        ticks: int,
+        misled: float,
+        seed: int,
+        collapsing: float = COLLAPSING,
+    ) -> None:
         self._rng = rng = np.random.default_rng(seed)
         self._ticks, self._misled, self._replicas = ticks, misled, replicas
         self._rates = rng.lognormal(np.log(REQUESTS) - INEQUALITY**2 / 2, INEQUALITY, tenants)
         self._good = rng.uniform(*GOOD_SHARES, tenants)
         self._homes = rng.integers(replicas, size=(tenants, HOMES))
-        self._falls = np.where(rng.random(tenants) < COLLAPSING, rng.integers(ticks, size=tenants), ticks)
+        self._falls = np.where(rng.random(tenants) < collapsing, rng.integers(ticks, size=tenants), ticks)
         self._recovers = self._falls + rng.integers(1, max(2, int(ticks * LONGEST)), size=tenants)
         self.prompts = [tuple(prompt(rng, repeats=i >= POOL // 2)) for i in range(POOL)]
 

@@ -20,7 +20,7 @@ from .arms import Arms
 from .costs import Costs, Floats, Ints
 from .plans import CLASS, DRAFTER, TENANT, Crowd, Plans, Router, deepest
 from .rounds import Served, Texts, serve, serve_one
-from .traffic import INTERVAL_S, Requests, Traffic
+from .traffic import COLLAPSING, INTERVAL_S, Requests, Traffic
 from .windows import Tick, windows
 
 COSTS = Costs()
@@ -36,6 +36,7 @@ class Setup:
     sampled: int = 100
     predictor: bool = True
     misled: float = 0.02
+    collapsing: float = COLLAPSING
     seed: int = 0
     costs: Costs = COSTS
 
@@ -66,7 +67,9 @@ class Trial:
         self.states: Counter[str] = Counter()  # of keys in the policy, summed over the ticks
         self.requests = self.rows = self.ended = self.predictors = 0
         self.snapshot_bytes = self.window_bytes = 0  # the largest, and of all windows of a tick
-        self._traffic = Traffic(setup.tenants, setup.replicas, setup.ticks, setup.misled, setup.seed)
+        self._traffic = Traffic(
+            setup.tenants, setup.replicas, setup.ticks, setup.misled, setup.seed, setup.collapsing
+        )
         self._crowd = Crowd(self.names, self._traffic.prompts, setup.seed + 1)
         self._router = Router(self._traffic.prompts)
         self.control = Control(dict.fromkeys(self.names, TENANT), {DRAFTER: "ngram"}, INTERVAL_S)
