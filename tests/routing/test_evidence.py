@@ -185,13 +185,15 @@ def test_the_best_depth(alpha: float, best: int) -> None:
     assert columns.best[0] in (best - 1, best)
 
 
-def test_what_a_probe_saw() -> None:
+@pytest.mark.parametrize(("planned", "rate"), [(20, 0.05), (19, np.nan)])
+def test_what_a_probe_saw(planned: int, rate: float) -> None:
+    """A fallback rate needs its 20 requests here too."""
     found = evidence(400)
     found.clear(ONE)
-    found.add(ONE, row(Traffic(rounds=900, alpha=0.8, gamma=2, planned=10, fallbacks=1))[None])
+    found.add(ONE, row(Traffic(rounds=900, alpha=0.8, gamma=2, planned=planned, fallbacks=1))[None])
     found.close(NOBODY)
     columns = facts.unknown(1)
     facts.probes(columns, found, ONE, ONE, np.array([4]))
     assert columns.tested[0] == pytest.approx(900 * 1.8)
     assert 2.0 < columns.probe_low[0] < 2.8  # S(4) is 2.8
-    assert columns.probe_fr[0] == pytest.approx(0.1)
+    assert columns.probe_fr[0] == pytest.approx(rate, nan_ok=True)
