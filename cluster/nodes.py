@@ -17,7 +17,7 @@ from gammaray.cluster.visible import visible
 
 logger = logging.getLogger(__name__)
 
-PROBE_S = 30.0  # the driver may take seconds to wake its GPUs
+PROBE_S = 60.0  # the driver may take seconds to wake its GPUs
 LOOPBACK = "127.0.0.1"
 Probe = Callable[[], Topology]
 
