@@ -180,10 +180,22 @@ class Desk:
             replicas = [_replica(one) for one in self._alive()]
             more = {"version": self.policy.version, "replicas": replicas, "placement": self.mandate.placement}
             more["alarms"] = [{"key": key, "text": text} for key, text in self._week.alarms.items()]
-            drafters = self.roster.config.drafters
-        for key in (key for one in seen["tenants"] for kind in one["classes"] for key in kind["keys"]):
-            key["version"] = drafters[key["drafter"]].version if key["drafter"] in drafters else None
+            for one in seen["tenants"]:
+                self._add_audited(one)
         return {**seen, **more}
+
+    def _add_audited(self, tenant: Json) -> None:
+        """Which version of each drafter is meant, and what its audits found."""
+        drafters, audited = self.roster.config.drafters, self.rollout.audited
+        told = {
+            (tenant["tenant"], kind["class"], key["drafter"]): key
+            for kind in tenant["classes"]
+            for key in kind["keys"]
+        }
+        for key, one in told.items():
+            drafter = drafters.get(one["drafter"])
+            one |= {"version": drafter and drafter.version, **audited.means(key)}
+        tenant["quality"] = audited.correlations(told)
 
     def take_decisions(self) -> list[Decision]:
         """Those since this was asked last."""
@@ -198,8 +210,8 @@ class Desk:
 
     def suggestion(self, tenant: str) -> Json | None:
         """What the tenant's heat map suggests."""
-        every = self.overview(len(self.roster.config.tenants))["heatmap"]
-        return next((one["suggestion"] for one in every if one["tenant"] == tenant), None)
+        with self._lock:
+            return self.control.suggestion(tenant)
 
     def records(self, limit: int) -> list[Json]:
         """The last decisions, newest first."""
@@ -284,15 +296,8 @@ class Desk:
         return {**states, **trials, **days}
 
     def _effective(self) -> PolicySnapshot:
-        """What was decided, what is to be audited, and each tenant's share of the engine."""
-        tenants = self.roster.config.tenants
-        return replace(
-            self.control.policy,
-            version=self._version,
-            weights={name: one.weight for name, one in tenants.items() if one.weight != 1.0},
-            kv_shares={name: one.kv_share for name, one in tenants.items() if one.kv_share != 1.0},
-            audit=self.rollout.audit,
-        )
+        """What was decided, and what is to be audited."""
+        return replace(self.control.policy, version=self._version, audit=self.rollout.audit)
 
     def _bulletin(self, policy: PolicySnapshot) -> Bulletin:
         now, tenants = self._clock(), self.roster.config.tenants

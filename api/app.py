@@ -108,7 +108,7 @@ def _way_in(
     log = AccessLog(server.access_log, config.telemetry.log_prompts) if server.access_log else None
     return [
         Middleware(RequestId, tell=tell_ids),
-        Middleware(Record, seconds=server.request_timeout_s, log=log, **({"tell": tell} if tell else {})),
+        Middleware(Record, seconds=server.request_timeout_s, log=log, tell=tell),
         Middleware(Entrance, drain=drain),
         Middleware(BodyLimit, limit=server.max_body_bytes),
         Middleware(Gate, tenancy=tenancy),

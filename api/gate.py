@@ -28,10 +28,6 @@ GRACE_S = 5.0  # in which a route says itself, and better, that the time is over
 Tell = Callable[[str | None, str, str | None, int | None, float], None]
 
 
-def _untold(tenant: str | None, method: str, route: str | None, status: int | None, seconds: float) -> None:
-    """Nobody listens."""
-
-
 class RequestId:
     """ASGI: one id in the request's headers and the response's; the client's own if it is a plain word.
 
@@ -65,7 +61,7 @@ class Record:
     What fails inside and has no answer gets one here.
     """
 
-    def __init__(self, app: ASGIApp, seconds: float, log: AccessLog | None, tell: Tell = _untold) -> None:
+    def __init__(self, app: ASGIApp, seconds: float, log: AccessLog | None, tell: Tell | None = None) -> None:
         self._app, self._seconds, self._log, self._tell = app, seconds, log, tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +76,8 @@ class Record:
         finally:
             route = getattr(scope.get("route"), "path", None)
             status = errors.GONE if wire.left_open(seen) else wire.status
-            self._tell(seen.identity.tenant, scope["method"], route, status, clock() - seen.began)
+            if self._tell:
+                self._tell(seen.identity.tenant, scope["method"], route, status, clock() - seen.began)
             if self._log:
                 http = {"method": scope["method"], "route": route, "status": status}
                 self._log.write(seen, arrived, clock(), http, scope.get("path_params", {}).get("name"))

@@ -77,10 +77,6 @@ def decision(record: Mapping[str, Any]) -> Decision:
         raise InvalidRequest(f"this is no record of a decision: {error!r}", param="audit") from None
 
 
-def to_line(decision: Decision) -> str:
-    return json.dumps(record(decision), separators=(",", ":"), allow_nan=False)
-
-
 def read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Records of a log; a last line that a crash cut off is left out.
 

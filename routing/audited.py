@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import isfinite, nan
 
 import numpy as np
@@ -40,9 +40,9 @@ class Audited:
         texts = [found for _, found in self._texts.get(key, ())]
         return {"kl": mean_kl(texts), "perplexity": perplexity(texts)}
 
-    def correlations(self, tenant: str) -> dict[str, float | None]:
-        """Pearson's r of alpha with `kl` and with `perplexity`, over the tenant's texts."""
-        pairs = [pair for key, texts in self._texts.items() if key[0] == tenant for pair in texts]
+    def correlations(self, keys: Iterable[Key]) -> dict[str, float | None]:
+        """Pearson's r of alpha with `kl` and with `perplexity`, over the texts of all the keys."""
+        pairs = [pair for key in keys for pair in self._texts.get(key, ())]
         rows = np.array([(a, found.kl, found.perplexity) for a, found in pairs if a == a]).reshape(-1, 3)
         return {
             "kl": correlation(rows[:, 0], rows[:, 1]),

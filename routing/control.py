@@ -18,7 +18,7 @@ from gammaray.routing.facts import Columns
 from gammaray.routing.fleets import Fleets, Pooled
 from gammaray.routing.gallery import Gallery
 from gammaray.routing.orders import Order
-from gammaray.routing.overview import overview
+from gammaray.routing.overview import heat, overview
 from gammaray.routing.policy import NODE_CAP, Publisher
 from gammaray.routing.rules import decide
 from gammaray.routing.screen import adapting, falling, screen
@@ -166,6 +166,12 @@ class Control:
     def overview(self, now: float, limit: int = 200) -> dict[str, Any]:
         """For people: JSON-able, of at most `limit` tenants, the busiest first."""
         return overview(self._book, self._evidence, self._gallery, self.policy, now, limit)
+
+    def suggestion(self, tenant: str) -> dict[str, Any] | None:
+        """A split of a class, if the tenant's acceptance hangs on the length of prompts."""
+        found = heat(tenant, self._gallery)
+        suggestion: dict[str, Any] | None = found and found["suggestion"]
+        return suggestion
 
     def _add(self, key: Key) -> None:
         self._book.add_key(key, self._now)

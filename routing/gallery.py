@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ import numpy as np
 from gammaray.routing import measures
 from gammaray.routing.audit import Decision
 from gammaray.routing.evidence import Evidence, Rows
+from gammaray.routing.fleets import SILENT_TICKS
 from gammaray.routing.window import COLUMN, SLOWEST, WIDTH, Phases, Window
 from gammaray.types import WARMUP_CLASS, Finished, Key
 
 TICKS = 12  # of what is shown as now
 KEPT_ALPHAS, KEPT_PAIRS, KEPT_TIMES = 400, 1000, 256  # of a key, a tenant, a tenant
 KEPT_THROUGHPUT, KEPT_DECISIONS, KEPT_FINISHED = 120, 50, 512
-SILENT_TICKS = 6  # then a replica is gone
 
 
 @dataclass(slots=True)
@@ -63,10 +63,7 @@ class Gallery:
     @property
     def phases(self) -> Phases:
         """Of the last ticks."""
-        total = Phases()
-        for one in self._phases:
-            total = _sum(total, one)
-        return total
+        return sum(self._phases, Phases())
 
     @property
     def slowest(self) -> list[tuple[Finished, Phases]]:
@@ -77,7 +74,7 @@ class Gallery:
     def fold(self, window: Window) -> None:
         empty = replace(window, keys=(), counts=np.zeros((0, WIDTH)), finished=(), slowest=())
         self._sources[window.source] = _Source(empty)
-        self._phases[-1] = _sum(self._phases[-1], window.phases)
+        self._phases[-1] += window.phases
         self._slowest[-1] += [(ended, window.phases) for ended in window.slowest]
         self.finished.extend(window.finished)
         for ended in window.finished:
@@ -123,7 +120,3 @@ class Gallery:
             del self.tenants[tenant]
         if gone:
             self.alphas = {key: kept for key, kept in self.alphas.items() if key[0] not in gone}
-
-
-def _sum(a: Phases, b: Phases) -> Phases:
-    return Phases(*map(sum, zip(astuple(a), astuple(b), strict=True)))

@@ -15,6 +15,7 @@ from gammaray.routing.gallery import Gallery, Samples
 from gammaray.routing.heatmap import SAMPLES, heatmap
 from gammaray.routing.histogram import bimodal, histogram, peaks, quantiles
 from gammaray.routing.states import Unit
+from gammaray.routing.units import CODES
 from gammaray.routing.window import CAUSES, COLUMN, Counts
 from gammaray.types import WARMUP_CLASS, PolicySnapshot
 
@@ -39,7 +40,9 @@ def overview(
         "tenants": _tenants(book, evidence, gallery, policy, busiest),
         "decisions": [record(one) for one in reversed(gallery.decisions)],
         "throughput": list(gallery.throughput),
-        "heatmap": [found for name in busiest if (found := _heat(name, gallery))],
+        "tenant_count": len(book.tenants),
+        "states": _states(book),
+        "heatmap": [found for name in busiest if (found := heat(name, gallery))],
         "slowest": _slowest(gallery),
         **_cluster(evidence, gallery, len(book.keys)),
     }
@@ -111,11 +114,16 @@ def _keys(book: Book, evidence: Evidence, gallery: Gallery, policy: PolicySnapsh
     rows = [row for row in book.rows("class", book.classes.at[cls]) if book.key(row)[2] is not None]
     counts = evidence.recent(np.array(rows, np.intp))
     numbers = _numbers(counts)
-    widths, yields = measures.tree_width_effective(counts), measures.node_yield(counts)
+    more = {
+        "TWE": measures.tree_width_effective(counts),
+        "node_yield": measures.node_yield(counts),
+        "level_acceptance": measures.level_acceptance(counts),
+        "draft_efficiency": measures.draft_efficiency(counts),
+    }
     return [
         _key(book, gallery, policy, row)
         | numbers[i]
-        | {"TWE": _number(widths[i]), "node_yield": _number(yields[i])}
+        | {name: _number(each[i]) for name, each in more.items()}
         for i, row in enumerate(rows)
     ]
 
@@ -128,7 +136,6 @@ def _key(book: Book, gallery: Gallery, policy: PolicySnapshot, row: int) -> Json
     return {
         "drafter": key[2],
         "method": book.methods.get(key[2] or ""),
-        "version": None,
         **_stand(unit),
         "until": unit.until,
         "gamma": min(allowed.gamma, limits.gamma),
@@ -174,7 +181,7 @@ def _loads(counts: Counts, seconds: float) -> list[Json]:
 
 def _causes(counts: Counts) -> Json:
     """[SPAN] with those lost requests that FR leaves out."""
-    found = {cause: int(counts[COLUMN[cause]]) for cause in CAUSES}
+    found: dict[str, int] = {cause: int(counts[COLUMN[cause]]) for cause in CAUSES}
     return found | {"worker_lost": found["worker_lost"] + int(counts[EXCUSED])}
 
 
@@ -184,7 +191,14 @@ def _first_ms(samples: Samples) -> Json:
     return {f"p{percent}": time for percent, time in zip(PERCENTS, times, strict=True)}
 
 
-def _heat(tenant: str, gallery: Gallery) -> Json | None:
+def _states(book: Book) -> Json:
+    """Keys by state, also those that are not shown."""
+    codes = book.keys.column("state")[book.keys.column("used")]
+    return dict(zip(CODES, np.bincount(codes, minlength=len(CODES)).tolist(), strict=True))
+
+
+def heat(tenant: str, gallery: Gallery) -> Json | None:
+    """None: it has too few samples."""
     pairs = gallery.tenants.get(tenant, NO_SAMPLES).pairs
     if len(pairs) < SAMPLES:
         return None

@@ -1,7 +1,7 @@
-"""Trials of drafter versions, the KL gate, and three ways back that do not touch each other.
+"""Trials of drafter versions, the KL gate, and the ways back of a drafter and of a policy.
 
-Back goes speculation (a pin: plain decoding), the drafter (its previous version) or the policy (a tenant's
-previous draft shapes).
+A drafter goes back to its previous version, a tenant to its previous draft shapes; neither touches the other,
+nor a pin (orders.py), which takes speculation itself back.
 """
 
 from __future__ import annotations
@@ -107,12 +107,6 @@ class Rollout:
     def verdict(self, tenant: str, request_class: str) -> Verdict | None:
         """The latest on a trial that goes on; None: there is none."""
         return self._trials.verdict((tenant, request_class))
-
-    def roll_back_speculation(
-        self, tenant: str, request_class: str | None = None, drafter: str | None = None
-    ) -> Order:
-        """To plain decoding, until the operator takes the pin off."""
-        return Order("pin_off", tenant, request_class, drafter, "speculation was rolled back")
 
     def roll_back_drafter(self, tenant: str, request_class: str, reason: str, now: float) -> Order:
         """To the previous version. Raises NotFound when there is none."""

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from heapq import nlargest
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gammaray.types import DraftLinks, Finished, Key, KeyCounts, SpeculationStats, StepReport
+from gammaray.types import Cause, DraftLinks, Finished, Key, KeyCounts, SpeculationStats, StepReport
 
 Counts = NDArray[np.float64]
 
-CAUSES = ("low_acceptance", "worker_lost", "timeout", "oom", "kv")
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 SCALARS = (
     "rounds",
     "drafted",
@@ -69,6 +70,9 @@ class Phases:
     draft_seen: int = 0
     draft_reused: int = 0
 
+    def __add__(self, other: Phases) -> Phases:
+        return Phases(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -109,18 +113,8 @@ class Collector:
             _add_counts(self._row(part.key), part)
         for ended in report.finished:
             self._end(ended)
-        before, target, draft = self._phases, report.target_reuse, report.draft_reuse
-        self._phases = Phases(
-            before.steps + 1,
-            before.draft_s + report.draft_s,
-            before.verify_s + report.verify_s,
-            before.schedule_s + report.schedule_s,
-            before.commit_s + report.commit_s,
-            before.seen + target.seen,
-            before.reused + target.reused,
-            before.draft_seen + draft.seen,
-            before.draft_reused + draft.reused,
-        )
+        times = report.draft_s, report.verify_s, report.schedule_s, report.commit_s
+        self._phases += Phases(1, *times, *astuple(report.target_reuse), *astuple(report.draft_reuse))
         self._last = report
 
     def take(self, links: tuple[DraftLinks, ...] = ()) -> Window:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from gammaray.types import Cause, FinishReason, State
 
@@ -30,19 +30,9 @@ INSTANCE = "service.instance.id"  # of the resource: which process it was
 OTHER = "other"  # tenants beyond the limit, with their classes and drafters
 NO_DRAFTER = "none"  # plain decoding
 
-STATES: tuple[State, ...] = (
-    "on",
-    "contract",
-    "warmup",
-    "ramp",
-    "probe",
-    "shadow",
-    "emergency",
-    "off",
-    "pinned_off",
-)  # the number of a state is its place here: 0 is best
-CAUSES: tuple[Cause, ...] = ("low_acceptance", "worker_lost", "timeout", "oom", "kv")
-REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+STATES: tuple[State, ...] = get_args(State)  # the number of a state is its place here: 0 is best
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -144,43 +144,26 @@ def change(
     _say(told, as_json, f"{name}: revision {told['revision']}{_notes(told)}")
 
 
-@tenants.command()
-def pin_off(
-    name: Name,
-    cls: Class = None,
-    drafter: Drafter = None,
-    url: Url = LOCAL,
-    operator_key: OperatorKey = None,
-    as_json: AsJson = False,
-) -> None:
-    """Turn speculation off until `unpin`, whatever is measured."""
-    _order("pin-off", "pinned off", name, cls, drafter, Server(url, operator_key), as_json)
+def _add_order(action: str, done: str, about: str) -> None:
+    """A command that orders something for a tenant, a class of it, or a drafter."""
+
+    @tenants.command(action, help=about)
+    def order(
+        name: Name,
+        cls: Class = None,
+        drafter: Drafter = None,
+        url: Url = LOCAL,
+        operator_key: OperatorKey = None,
+        as_json: AsJson = False,
+    ) -> None:
+        server = Server(url, operator_key)
+        told = server.ask("POST", server.of(name, f"/{action}"), {"class": cls, "drafter": drafter})
+        _say(told, as_json, f"{name}: {done} (policy {told['version']}, {told['changed']} changed)")
 
 
-@tenants.command()
-def unpin(
-    name: Name,
-    cls: Class = None,
-    drafter: Drafter = None,
-    url: Url = LOCAL,
-    operator_key: OperatorKey = None,
-    as_json: AsJson = False,
-) -> None:
-    """Leave speculation to the controller again, which probes it first."""
-    _order("unpin", "unpinned", name, cls, drafter, Server(url, operator_key), as_json)
-
-
-@tenants.command()
-def reset(
-    name: Name,
-    cls: Class = None,
-    drafter: Drafter = None,
-    url: Url = LOCAL,
-    operator_key: OperatorKey = None,
-    as_json: AsJson = False,
-) -> None:
-    """Begin anew, as if it had just been seen first: also after a violated quality gate."""
-    _order("reset", "reset", name, cls, drafter, Server(url, operator_key), as_json)
+_add_order("pin-off", "pinned off", "Turn speculation off until `unpin`, whatever is measured.")
+_add_order("unpin", "unpinned", "Leave speculation to the controller again, which probes it first.")
+_add_order("reset", "reset", "Begin anew, as if just seen first: also after a violated quality gate.")
 
 
 @tenants.command()
@@ -289,21 +272,10 @@ def patch(settings: Iterable[str]) -> Json:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
                 raise InvalidRequest(f"{setting!r} contradicts another setting")
+        if isinstance(inner.get(last), dict):
+            raise InvalidRequest(f"{setting!r} contradicts another setting")
         inner[last] = read(value, setting)
     return tree
-
-
-def _order(
-    action: Literal["pin-off", "unpin", "reset"],
-    done: str,
-    name: str,
-    cls: str | None,
-    drafter: str | None,
-    server: Server,
-    as_json: bool,
-) -> None:
-    told = server.ask("POST", server.of(name, f"/{action}"), {"class": cls, "drafter": drafter})
-    _say(told, as_json, f"{name}: {done} (policy {told['version']}, {told['changed']} changed)")
 
 
 def _tenants_of(file: Path) -> Mapping[str, Any]:

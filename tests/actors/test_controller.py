@@ -28,7 +28,7 @@ from gammaray.routing.learning import LEAST
 from gammaray.routing.orders import Order, kill_switch
 from gammaray.routing.tenants import change, put, remove
 from gammaray.routing.window import CAUSES, COLUMN, WIDTH, Window
-from gammaray.types import Finished, KeyCounts, PolicySnapshot, SpeculationStats, StepReport
+from gammaray.types import Finished, KeyCounts, PolicySnapshot, Quality, SpeculationStats, StepReport
 
 NOON = 1_795_780_800.0  # 2026-11-27 12:00 UTC
 INTERVAL_S = 5.0
@@ -236,6 +236,26 @@ def test_replicas_are_seen_until_they_are_silent(case: Case) -> None:
     ]
     case.now += 2
     assert [one["source"] for one in case.desk.overview(9)["replicas"]] == ["b"]
+
+
+def test_the_overview_tells_versions_and_what_audits_found(case: Case) -> None:
+    texts = [
+        finished(
+            tenant="bank", quality=Quality(100, kl, 8.0), stats=SpeculationStats(tested=10, first_accepted=n)
+        )
+        for kl, n in ((0.01, 8), (0.03, 2))
+    ]
+    case.tick(
+        dataclasses.replace(case.fallen_back("bank", 0.0), finished=tuple(texts)),
+        case.fallen_back("shop", 0.0),
+    )
+    seen = {one["tenant"]: one for one in case.desk.overview(9)["tenants"]}
+    keys = {name: seen[name]["classes"][0]["keys"][0] for name in ("bank", "shop")}
+    assert {name: key["version"] for name, key in keys.items()} == {"bank": "1", "shop": "1"}
+    assert (keys["bank"]["kl"], keys["bank"]["perplexity"]) == (pytest.approx(0.02), pytest.approx(8.0))
+    assert seen["bank"]["quality"] == {"kl": pytest.approx(-1.0), "perplexity": None}
+    assert (keys["shop"]["kl"], keys["shop"]["perplexity"]) == (None, None)
+    assert seen["shop"]["quality"] == {"kl": None, "perplexity": None}
 
 
 def test_a_rotation_that_ray_asks_again_is_answered_as_before(case: Case) -> None:

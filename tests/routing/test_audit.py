@@ -13,7 +13,7 @@ from support.windows import Traffic, window
 
 from gammaray.config import Tenant
 from gammaray.errors import InvalidRequest
-from gammaray.routing.audit import Decision, decision, read, record, replay, to_line
+from gammaray.routing.audit import Decision, decision, read, record, replay
 from gammaray.routing.control import Control
 from gammaray.routing.orders import Order, kill_switch
 from gammaray.routing.states import Facts, Unit, to_json, unit_from
@@ -38,7 +38,7 @@ def decisions() -> list[Decision]:
 @pytest.fixture
 def log(decisions: list[Decision]) -> list[Json]:
     """As it is read from a file."""
-    return list(read([to_line(one) + "\n" for one in decisions]))
+    return list(read([json.dumps(record(one), allow_nan=False) + "\n" for one in decisions]))
 
 
 def test_a_log_decides_the_same_again(decisions: list[Decision], log: list[Json]) -> None:

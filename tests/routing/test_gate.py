@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from support.finished import finished
 
 from gammaray.routing import gate
 from gammaray.routing.audited import KEPT, Audited
@@ -18,19 +19,8 @@ KEY: Key = ("chat", "default", "head")
 
 def ended(quality: Quality | None = None, key: Key = KEY, tested: int = 100, accepted: int = 60) -> Finished:
     stats = SpeculationStats(rounds=50, emitted=110, tested=tested, first_accepted=accepted)
-    return Finished(
-        *key,
-        state="on",
-        shadow=False,
-        reason="stop",
-        fallback=None,
-        index=0,
-        prompt_tokens=10,
-        cached_tokens=0,
-        output_tokens=110,
-        stats=stats,
-        quality=quality,
-    )
+    tenant, request_class, drafter = key
+    return finished(tenant=tenant, request_class=request_class, drafter=drafter, stats=stats, quality=quality)
 
 
 VERSIONS = {"head": "1"}
@@ -123,13 +113,15 @@ def test_audited_texts_have_means_by_key_and_correlations_by_tenant() -> None:
     means = audited.means(KEY)
     assert means["kl"] == pytest.approx(0.08 / 3)
     assert means["perplexity"] == pytest.approx((6.0 * 7.0 * 9.0) ** (1 / 3)), "of the three as one text"
-    related = audited.correlations("chat")
+    related = audited.correlations([KEY, long, ("chat", "never", "head")])
     assert related["kl"] == pytest.approx(np.corrcoef([0.2, 0.5, 0.8, 0.0], [0.04, 0.03, 0.01, 0.1])[0, 1])
     assert related["perplexity"] == pytest.approx(
         np.corrcoef([0.2, 0.5, 0.8, 0.0], [6.0, 7.0, 9.0, 20.0])[0, 1]
     )
     assert set(audited.keys()) == {KEY, long, ("code", "default", "head")}
-    assert audited.correlations("code") == {"kl": None, "perplexity": None}, "one text does not vary"
+    assert audited.correlations([("code", "default", "head")]) == {"kl": None, "perplexity": None}, (
+        "one text does not vary"
+    )
 
 
 def test_the_oldest_audited_texts_are_forgotten() -> None:

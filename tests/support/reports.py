@@ -16,6 +16,8 @@ from gammaray.types import (
     Traced,
 )
 
+from .finished import finished
+
 STATS = SpeculationStats(
     rounds=20,
     drafted=80,
@@ -30,15 +32,8 @@ STATS = SpeculationStats(
     level_accepted=(14, 9, 7),
     ranks=(24, 6),
 )
-ENDED = Finished(
-    tenant="chat",
-    request_class="default",
-    drafter="lookup",
-    state="on",
-    shadow=False,
+ENDED = finished(
     reason="stop",
-    fallback=None,
-    index=0,
     prompt_tokens=100,
     cached_tokens=64,
     output_tokens=51,

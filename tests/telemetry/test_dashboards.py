@@ -13,6 +13,7 @@ import promql_parser
 import pytest
 import yaml
 from support.everything import everything
+from support.observed import queries
 from support.promtool import prometheus
 
 from gammaray.telemetry import names
@@ -25,36 +26,18 @@ RULES = FOLDER / "rules.yaml"
 SCRAPES, SCRAPE_S = 8, 0.5
 WAIT_S = 60.0
 NEVER_BY_DAY = "gammaray:alpha:quantile1d"  # once an hour; its values are in rules_week_test.yaml
-FILLED = {
-    "$__rate_interval": "5m",
-    "$tenant": "chat",
-    "$class": ".*",
-    "$drafter": ".*",
-}
 
 
 def panels(board: Path) -> Iterator[dict[str, Any]]:
     yield from (panel for panel in json.loads(board.read_text())["panels"] if panel["type"] != "row")
 
 
-def queries() -> list[tuple[str, str]]:
-    """(where, expression) of every panel, with its variables filled in."""
-    found = []
-    for board in BOARDS:
-        for panel in panels(board):
-            for target in panel["targets"]:
-                expression = target["expr"]
-                for variable, value in FILLED.items():
-                    expression = expression.replace(variable, value)
-                found.append((f"{board.stem}: {panel['title']}, {target['refId']}", expression))
-    return found
-
-
 def rules() -> list[dict[str, str]]:
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
-EXPRESSIONS = queries() + [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
+QUERIES = queries(tenant="chat")
+EXPRESSIONS = QUERIES + [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 SERIES = {series: metric for metric in names.METRICS for series in metric.series}
 
@@ -78,7 +61,7 @@ def test_it_is_promql_over_metrics_that_exist(where: str, expression: str) -> No
 
 
 def test_every_metric_is_on_a_dashboard() -> None:
-    used = {SERIES[series] for _, expression in queries() for series in asked(expression) & SERIES.keys()}
+    used = {SERIES[series] for _, expression in QUERIES for series in asked(expression) & SERIES.keys()}
     assert [m.name for m in names.METRICS if m not in used] == [names.INTERVAL.name]  # an alert needs that
 
 
@@ -107,7 +90,7 @@ def test_a_real_prometheus_has_a_series_for_every_query(tmp_path: Path) -> None:
                 for _ in range(SCRAPES):
                     time.sleep(SCRAPE_S)
                     processes.live(time.time())
-                asking = [(where, q) for where, q in queries() if NEVER_BY_DAY not in q]
+                asking = [(where, q) for where, q in QUERIES if NEVER_BY_DAY not in q]
                 asking += [(name, name) for name in RECORDED - {NEVER_BY_DAY}]
                 ends = time.monotonic() + WAIT_S
                 while asking := [(where, q) for where, q in asking if not answered(server.query(q))]:
