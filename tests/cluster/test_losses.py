@@ -119,7 +119,7 @@ def stuck(cluster: serving.Cluster, tmp_path: Path) -> Iterator[RayEngineClient]
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     target = deployment(TargetReplica, "target", 60.0, num_cpus=0)
     marker = tmp_path / "pid"
-    application = target.bind(load(), lambda _: real_engine(marker), ReplicaSettings(1, loopback=True))
+    application = target.bind(load(), lambda *_: real_engine(marker), ReplicaSettings(1, loopback=True))
     handle = serve.run(application, name="stuck", route_prefix=None)
     yield RayEngineClient(handle)
     serve.delete("stuck")

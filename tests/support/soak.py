@@ -115,9 +115,11 @@ def surroundings() -> Iterator[Path]:
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     os.environ.update({"TMPDIR": str(folder), "PYTHONPATH": path})
     os.environ.update(local.environment(os.environ, local=True))
+    tempfile.tempdir = None  # what it found before; this process is one of those that meet there
     try:
         yield folder
     finally:
+        tempfile.tempdir = None
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(folder, ignore_errors=True)
