@@ -13,15 +13,17 @@ from gammaray.cluster.topology import Topology
 from gammaray.config import Config, ModelDrafter
 from gammaray.errors import GammarayError
 
-CPU_ONLY = "this version computes on CPUs, so its GPUs are not used"
+NO_CUDA = "torch cannot use CUDA here, so its GPUs are not used"
 
 
 def prepare(config: Config, probe: Probe | None, say: Callable[[str], None]) -> tuple[Layout, Sequence[Node]]:
     """The layout, and the nodes that it is for. Raises ConfigError when something has no place.
 
-    `probe` tells a node's topology; without one, NVML does, and GPUs that it finds are only mentioned.
+    `probe` tells a node's topology; without one, NVML does, and GPUs that it finds are only mentioned where
+    this process's torch cannot use CUDA.
     """
-    if probe is None and nothing_to_decide(config):
+    unused = probe is None and not _cuda()
+    if unused and nothing_to_decide(config):
         if on_this_machine():
             _without_gpus(_nvml(), say)
         return DEFAULT, ()
@@ -29,7 +31,7 @@ def prepare(config: Config, probe: Probe | None, say: Callable[[str], None]) -> 
     found = topologies(probe or _nvml, among)
     if not found:
         raise GammarayError("no node of the Ray cluster can hold a replica: none has a CPU and answers")
-    if probe is None:
+    if unused:
         found = [(node, _without_gpus(topology, say)) for node, topology in found]
     asked = demand(config, sizes=any(topology.gpus for _, topology in found))
     return layout(plan([topology for _, topology in found], asked), config, found), among
@@ -42,6 +44,12 @@ def nothing_to_decide(config: Config) -> bool:
     return config.target.replicas == config.target.tensor_parallel == 1 and not split
 
 
+def _cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _nvml() -> Topology:
     from gammaray.cluster import nvml
 
@@ -51,5 +59,5 @@ def _nvml() -> Topology:
 def _without_gpus(topology: Topology, say: Callable[[str], None]) -> Topology:
     if topology.gpus:
         count = len(topology.gpus)
-        say(f"node {topology.node} has {count} GPU{'s' if count > 1 else ''}: {CPU_ONLY}")
+        say(f"node {topology.node} has {count} GPU{'s' if count > 1 else ''}: {NO_CUDA}")
     return replace(topology, gpus=(), joins={})

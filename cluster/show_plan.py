@@ -8,7 +8,7 @@ from typing import Any
 from gammaray.cluster.plans import Placed, Plan, Unplaced
 from gammaray.cluster.topology import printable
 
-OUTLOOK = "this version computes on CPUs: `gammaray serve` does not carry out a plan for GPUs yet"
+OUTLOOK = "a plan for GPUs was never carried out on real ones: see docs/limits.md"
 
 
 def with_outlook(plan: Plan) -> Plan:

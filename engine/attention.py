@@ -7,13 +7,14 @@ stores the keys and answers; the same weights thus serve packed ragged batches a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from gammaray.engine.pool import KVPool, KVShape
 from gammaray.kernels.api import AttentionPlan, PagedBatch, paged_tree_attention, plan_attention, write_kv
+from gammaray.kernels.backend import backend
 from gammaray.kernels.paths import AttentionSizes
 
 
@@ -30,6 +31,16 @@ class AttentionOptions:
 class Attention(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
         """q [T, H, D], k [T, Hkv, D], v [T, Hkv, Dv] of one layer -> [T, H, Dv]."""
+
+
+@runtime_checkable
+class RotatingAttention(Attention, Protocol):
+    """Attention that also turns queries and keys, in the pass that stores the keys."""
+
+    def attend_unrotated(
+        self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        """qk [T, H + Hkv, D], v [T, Hkv, D], cos and signed sin [T, 1, D] (see `lean.py`) -> [T, H, D]."""
 
 
 class Model(Protocol):
@@ -58,13 +69,17 @@ class PagedAttention:
         self._plans: dict[tuple[int, int | None], AttentionPlan] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        write_kv(k, v, *self._pool.layers[layer], self._batch.slots)
+        return self._attend(layer, q, options)
+
+    def _attend(self, layer: int, q: Tensor, options: AttentionOptions) -> Tensor:
+        """Of q [T, H, D] to the pages, where the step's own keys are already."""
         k_pool, v_pool = self._pool.layers[layer]
-        write_kv(k, v, k_pool, v_pool, self._batch.slots)
         return paged_tree_attention(
             q,
             k_pool,
             v_pool,
-            self._plan(q.shape[1] // k.shape[1], options.window),
+            self._plan(q.shape[1] // k_pool.shape[2], options.window),
             scaling=options.scaling,
             softcap=options.softcap,
             sinks=options.sinks,
@@ -84,6 +99,25 @@ class PagedAttention:
             )
             self._plans[group_size, window] = plan
         return plan
+
+
+class FusedPagedAttention(PagedAttention):
+    """Speaks `RotatingAttention`."""
+
+    def attend_unrotated(
+        self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        from gammaray.kernels.fused.rope import rotate_and_write
+
+        q = qk.new_empty(qk.shape[0], qk.shape[1] - v.shape[1], qk.shape[2])
+        rotate_and_write(qk, v, cos, sin, self._batch.slots, *self._pool.layers[layer], q)
+        return self._attend(layer, q, options)
+
+
+def paged_attention(pool: KVPool, batch: PagedBatch, sizes: AttentionSizes | None = None) -> PagedAttention:
+    """By the backend of the pool's device; deterministic attention is torch's."""
+    fused = sizes is None and backend(pool.device) == "fused"
+    return (FusedPagedAttention if fused else PagedAttention)(pool, batch, sizes)
 
 
 class DenseAttention:
@@ -112,7 +146,7 @@ class DenseAttention:
         scores = torch.einsum("ihd,jhd->hij", q.float(), keys) * options.scaling  # [H, T, T]
         if options.softcap is not None:
             scores = options.softcap * torch.tanh(scores / options.softcap)
-        scores = scores.masked_fill(~_causal(len(q), options.window), float("-inf"))
+        scores = scores.masked_fill(~_causal(len(q), options.window, q.device), float("-inf"))
         if options.sinks is not None:
             column = options.sinks.float()[:, None, None].expand(-1, len(q), 1)
             scores = torch.cat([scores, column], -1)
@@ -120,7 +154,7 @@ class DenseAttention:
         return torch.einsum("hij,jhd->ihd", weights, values).to(q.dtype)
 
 
-def _causal(length: int, window: int | None) -> Tensor:
+def _causal(length: int, window: int | None, device: torch.device) -> Tensor:
     """[T, T] bool: which keys (columns) each query (row) sees."""
-    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return seen if window is None else seen.triu(1 - window)

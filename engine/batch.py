@@ -40,17 +40,90 @@ class Row:
         return min(self.logits, len(self.pending)) + nodes
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class StepSizes:
+    tokens: int  # T
+    rows: int  # R
+    wanted: int  # N
+    blocks: int  # NB, the width of the block table
+
+    def fits(self, other: StepSizes) -> bool:
+        """Whether it can be padded to the other."""
+        return (
+            self.tokens <= other.tokens
+            and self.rows <= other.rows
+            and self.wanted <= other.wanted
+            and self.blocks <= other.blocks
+        )
+
+    @property
+    def parts(self) -> list[int]:
+        """Numbers in each part of `Step.flat`, in order."""
+        return [*[self.tokens] * 5, self.rows + 1, self.rows, self.rows, self.wanted, self.rows * self.blocks]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Packed rows: T tokens, N wanted logits rows."""
+    """Packed rows. All tensors are views of `flat`, so that they reach a device in one transfer."""
 
+    sizes: StepSizes
+    flat: Tensor  # int64
     input_ids: Tensor  # [T]
     paged: PagedBatch
     wanted: Tensor  # [N] tokens whose logits are wanted
 
+    @classmethod
+    def of(cls, flat: Tensor, sizes: StepSizes) -> Step:
+        ids, positions, visible, ancestors, slots, seqlens, lengths, starts, wanted, table = flat.split(
+            sizes.parts
+        )
+        paged = PagedBatch(
+            block_table=table.view(sizes.rows, sizes.blocks),
+            cu_seqlens=seqlens,
+            context_lens=lengths,
+            tree_start=starts,
+            positions=positions,
+            visible=visible,
+            ancestors=ancestors[:, None],
+            slots=slots,
+        )
+        return cls(sizes, flat, ids, paged, wanted)
+
+    def to(self, device: torch.device) -> Step:
+        return Step.of(transfer(self.flat, device), self.sizes)
+
+    def padded(self, sizes: StepSizes, nowhere: int) -> Step:
+        """The same rows in larger tensors.
+
+        What is added are rows without tokens, tokens of no row that see nothing and store their keys in slot
+        `nowhere`, and further wishes for the first token's logits.
+        """
+        padded = Step.of(torch.zeros(sum(sizes.parts), dtype=torch.int64), sizes)
+        own, larger = self.paged, padded.paged
+        larger.slots[self.sizes.tokens :] = nowhere
+        larger.cu_seqlens[self.sizes.rows + 1 :] = self.sizes.tokens
+        larger.block_table[: self.sizes.rows, : self.sizes.blocks] = own.block_table
+        pairs = [(self.input_ids, padded.input_ids), (self.wanted, padded.wanted)]
+        names = ("positions", "visible", "ancestors", "slots", "cu_seqlens", "context_lens", "tree_start")
+        pairs += [(getattr(own, name), getattr(larger, name)) for name in names]
+        for source, target in pairs:
+            target[: len(source)] = source
+        return padded
+
+
+def transfer(x: Tensor, device: torch.device) -> Tensor:
+    """A small tensor of this machine on a device. Nobody waits: work queued there later finds it."""
+    return pinned(x, device).to(device, non_blocking=True)
+
+
+def pinned(x: Tensor, device: torch.device) -> Tensor:
+    """A copy where a transfer to a GPU need not wait for this machine; else the tensor itself."""
+    return x.pin_memory() if device.type == "cuda" else x
+
 
 def pack(rows: Sequence[Row], block_size: int) -> Step:
-    """Pack rows in order. A row that cannot be packed is a ValueError: the caller's bookkeeping is wrong."""
+    """Pack rows in order, in this machine's memory. A row that cannot be packed is a ValueError: the caller's
+    bookkeeping is wrong."""
     ids: list[int] = []
     positions: list[int] = []
     visible: list[int] = []
@@ -71,17 +144,12 @@ def pack(rows: Sequence[Row], block_size: int) -> Step:
         ancestors += [*(0 for _ in chain), *(masks[node] for node in nodes)]
         slots += [_physical(row, s, block_size) for s in (*chain, *(row.tree_start + node for node in nodes))]
         seqlens.append(len(ids))
-    paged = PagedBatch(
-        block_table=_block_table(rows),
-        cu_seqlens=torch.tensor(seqlens),
-        context_lens=torch.tensor([row.tree_start + len(row.tree_tokens) for row in rows]),
-        tree_start=torch.tensor([row.tree_start for row in rows]),
-        positions=torch.tensor(positions),
-        visible=torch.tensor(visible),
-        ancestors=torch.tensor(ancestors),
-        slots=torch.tensor(slots),
-    )
-    return Step(torch.tensor(ids), paged, torch.tensor(wanted, dtype=torch.int64))
+    lengths = [row.tree_start + len(row.tree_tokens) for row in rows]
+    starts = [row.tree_start for row in rows]
+    blocks = max(len(row.blocks) for row in rows)
+    table = [block for row in rows for block in (*row.blocks, *[0] * (blocks - len(row.blocks)))]
+    flat = [*ids, *positions, *visible, *ancestors, *slots, *seqlens, *lengths, *starts, *wanted, *table]
+    return Step.of(torch.tensor(flat), StepSizes(len(ids), len(rows), len(wanted), blocks))
 
 
 def _check(row: Row, block_size: int) -> None:
@@ -113,8 +181,3 @@ def _tree(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def _physical(row: Row, slot: int, block_size: int) -> int:
     return row.blocks[slot // block_size] * block_size + slot % block_size
-
-
-def _block_table(rows: Sequence[Row]) -> Tensor:
-    longest = max(len(row.blocks) for row in rows)
-    return torch.tensor([[*row.blocks, *[0] * (longest - len(row.blocks))] for row in rows])

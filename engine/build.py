@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gammaray.config import Config, NgramDrafter
 from gammaray.config import Drafter as DrafterConfig
+from gammaray.config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
+from gammaray.engine.device import resolve_device, resolve_dtype
 from gammaray.engine.drafters.base import Drafter
-from gammaray.engine.drafters.model import ModelDrafter
+from gammaray.engine.drafters.model import CATCH_UP_TOKENS, ModelDrafter
 from gammaray.engine.drafters.ngram import NgramDrafter as Ngram
 from gammaray.engine.drafters.switch import TenantDrafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.grammar import GrammarCompiler
+from gammaray.engine.graphs import CudaCapture, buckets
 from gammaray.engine.parallel import obey
 from gammaray.engine.peers import ALONE, Alone, Link
 from gammaray.engine.profile import measure
 from gammaray.engine.ranks import Meeting, Seat, join
+from gammaray.engine.room import Footprint, footprint
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
-from gammaray.types import PolicySnapshot
+from gammaray.kernels.backend import backend
+from gammaray.types import MAX_TREE_NODES, PolicySnapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 
 class TokenizerDecoder:
@@ -59,7 +67,7 @@ def build_engine(
             f"tensor_parallel {target.tensor_parallel} takes as many processes and here are {seats}: "
             "`gammaray serve` starts them, anything else needs tensor_parallel: 1"
         )
-    runner = load_target(config, Link(ranks) if ranks else ALONE)
+    runner = load_target(config, Link(ranks) if ranks else ALONE, _beside(config, pools))
     tokenizer = loading.load_tokenizer(target.model)
     drafters = {name: _for_all(name, config, pools, runner, tokenizer) for name in config.drafters}
     options = EngineOptions(
@@ -72,7 +80,14 @@ def build_engine(
     )
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
-    profile = measure(runner, options.token_budget)
+    record_passes(runner, options.max_batch, options.token_budget)
+    profile = measure(
+        runner,
+        options.token_budget,
+        padded=runner.padded_tokens,
+        rows=options.max_batch,
+        wait=runner.wait,
+    )
     engine = Engine(
         runner, TokenizerDecoder(tokenizer), eos, drafters, options, grammars=grammars, profile=profile
     )
@@ -98,7 +113,7 @@ def follow(config: Config, rank: int, meeting: Meeting) -> None:
     obey(load_target(config, link), link)
 
 
-def load_target(config: Config, ranks: Alone | Link = ALONE) -> ModelRunner:
+def load_target(config: Config, ranks: Alone | Link = ALONE, beside: Sequence[Footprint] = ()) -> ModelRunner:
     target = config.target
     return loading.load_runner(
         target.model,
@@ -109,7 +124,34 @@ def load_target(config: Config, ranks: Alone | Link = ALONE) -> ModelRunner:
         max_model_len=target.max_model_len,
         deterministic=target.deterministic,
         ranks=ranks,
+        beside=beside,
     )
+
+
+def record_passes(runner: ModelRunner, max_batch: int, token_budget: int) -> None:
+    """On a GPU steps that decode and verify become CUDA graphs. A model that cannot be captured does without.
+
+    torch's own attention plans on the CPU, so it cannot be captured either.
+    """
+    if runner.device.type != "cuda" or backend(runner.device) != "fused":
+        return
+    blocks = -(-(runner.max_model_len + MAX_TREE_NODES) // runner.block_size)
+    try:
+        runner.record(buckets(max_batch, token_budget, blocks), CudaCapture())
+    except RuntimeError as error:
+        log.warning("the model's passes cannot be captured, they run as they are: %s", error)
+
+
+def _beside(config: Config, pools: Pools) -> list[Footprint]:
+    """Models that will share a GPU with the target. A CPU's memory is taken as it is used."""
+    device, size = resolve_device(), config.target.kv.block_size
+    if device.type == "cpu":
+        return []
+    return [
+        footprint(loading.load_config(own.model), resolve_dtype(own.dtype, device), size)
+        for name, own in config.drafters.items()
+        if isinstance(own, ModelDrafterConfig) and not _elsewhere(name, config, pools)
+    ]
 
 
 def _for_all(
@@ -118,10 +160,18 @@ def _for_all(
     """A drafter of this process, unless it lives elsewhere for some tenants, or for all that use it."""
     size = target.vocab_size
     by_tenant = {tenant: reach(size) for (tenant, other), reach in pools.items() if other == name}
-    if by_tenant and not config.drafting_with(name) - by_tenant.keys():
+    if _elsewhere(name, config, pools):
         return TenantDrafter(by_tenant, size)
     own = build_drafter(name, config.drafters[name], target, tokenizer, config.target.kv.prefix_cache)
+    if isinstance(own, ModelDrafter):
+        record_passes(own.runner, config.target.max_batch, CATCH_UP_TOKENS)
     return TenantDrafter(by_tenant, size, own) if by_tenant else own
+
+
+def _elsewhere(name: str, config: Config, pools: Pools) -> bool:
+    """Whether all tenants that use a drafter have it outside of this process."""
+    tenants = {tenant for tenant, other in pools if other == name}
+    return bool(tenants) and not config.drafting_with(name) - tenants
 
 
 def eos_ids(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -141,7 +191,11 @@ def build_drafter(
     if isinstance(config, NgramDrafter):
         return Ngram(config.max_ngram, config.min_ngram)
     runner = loading.load_runner(
-        config.model, dtype=config.dtype, block_size=target.block_size, num_blocks=target.num_blocks
+        config.model,
+        dtype=config.dtype,
+        block_size=target.block_size,
+        num_blocks=target.num_blocks,
+        device=target.device,
     )
     check_vocabulary(name, config.model, runner.vocab_size, target.vocab_size, tokenizer)
     return ModelDrafter(runner, config.draft_sampling, prefix_cache)
@@ -164,6 +218,7 @@ def build_apart(config: Config, name: str) -> ModelDrafter:
     )
     size, tokenizer = loading.load_config(target.model).vocab_size, loading.load_tokenizer(target.model)
     check_vocabulary(name, settings.model, runner.vocab_size, size, tokenizer)
+    record_passes(runner, target.max_batch, CATCH_UP_TOKENS)
     return ModelDrafter(runner, settings.draft_sampling, target.kv.prefix_cache)
 
 

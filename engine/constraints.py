@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,8 +20,21 @@ from gammaray.errors import EngineFailure
 from gammaray.types import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The E tokens whose logits penalties or bias may change."""
+
+    tokens: Tensor  # [E] int64
+    bias: Tensor  # [E] float32
+    counts: Tensor  # [E] float32, in the output
+    seen: Tensor  # [E] bool, in the prompt or the output
+
+
 class Constraints:
-    """Of one sequence. `advance` takes committed tokens; `apply` looks further along a draft's path."""
+    """Of one sequence. `advance` takes committed tokens; `apply` looks further along a draft's path.
+
+    `listed`, `banned` and `masks` say the same of a whole draft tree, for kernels.
+    """
 
     def __init__(
         self,
@@ -56,10 +71,52 @@ class Constraints:
             if self._ends_with(word[:-1], path):
                 logits[word[-1]] = -math.inf
         if len(self._biased):
-            logits.index_add_(0, self._biased, self._bias)
-        if len(self._output) + len(path) < self._sampling.min_tokens:
+            logits.index_add_(0, self._biased.to(logits.device), self._bias.to(logits.device))
+        if self._early(path):
             self._hold_back_ends(logits)
         self._penalise(logits, path)
+
+    def listed(self, drafted: Sequence[int]) -> Listed:
+        """Tokens that penalties or bias touch at some node of a tree with the tokens `drafted`."""
+        touched = torch.zeros_like(self._in_prompt)
+        if _penalises(self._sampling):
+            touched |= self._seen()
+            touched[list(drafted)] = True
+        touched[self._biased] = True
+        tokens = touched.nonzero()[:, 0]
+        bias = torch.zeros(len(tokens)).index_add_(0, torch.searchsorted(tokens, self._biased), self._bias)
+        return Listed(tokens, bias, self._counts[tokens], self._seen()[tokens])
+
+    def banned(self, path: Sequence[int]) -> list[int]:
+        """Tokens that bad words forbid behind a path; ~token for those that min_tokens holds back."""
+        words = self._sampling.bad_words
+        banned = {word[-1] for word in words if self._ends_with(word[:-1], path)}
+        held = [~end for end in self._ends if end not in banned] if self._early(path) else []
+        return [*sorted(banned), *held]
+
+    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Tensor | None]:
+        """What the grammar allows behind the root and each node of a tree: [V] bool; None: everything.
+
+        Once the grammar cannot be followed any further nothing is allowed, as `verify` has it for a row.
+        """
+        matcher = self.matcher
+        if matcher is None:
+            return [None] * (len(tokens) + 1)
+        nothing = torch.zeros_like(self._in_prompt)
+        found: list[Tensor | None] = [nothing] * (len(tokens) + 1)
+
+        def visit(row: int) -> None:
+            found[row] = None if matcher.finished else matcher.mask()
+            for child in [node for node, parent in enumerate(parents) if parent == row - 1]:
+                taken = matcher.advance(tokens[child])
+                try:
+                    visit(child + 1)
+                finally:
+                    matcher.rollback(int(taken))
+
+        with suppress(EngineFailure):  # of this request's grammar
+            visit(0)
+        return found
 
     def _mask(self, logits: Tensor, path: Sequence[int]) -> None:
         if self.matcher is None:
@@ -69,7 +126,7 @@ class Constraints:
             for token in path:
                 advanced += self.matcher.advance(token)
             if not self.matcher.finished:
-                logits.masked_fill_(~self.matcher.mask(), -math.inf)
+                logits.masked_fill_(~self.matcher.mask().to(logits.device), -math.inf)
         finally:
             self.matcher.rollback(advanced)
 
@@ -78,6 +135,13 @@ class Constraints:
         count = len(tokens)
         tail = [*self._output[-count:], *path][-count:] if count else []
         return tail == list(tokens)
+
+    def _early(self, path: Sequence[int]) -> bool:
+        """Whether min_tokens still holds back the ends."""
+        return len(self._output) + len(path) < self._sampling.min_tokens
+
+    def _seen(self) -> Tensor:
+        return self._in_prompt | (self._counts > 0)  # [V] bool
 
     def _hold_back_ends(self, logits: Tensor) -> None:
         """A text that its grammar leaves nothing but the end may end early."""
@@ -91,14 +155,18 @@ class Constraints:
         sampling = self._sampling
         if not _penalises(sampling):
             return
-        counts = self._counts
+        counts = self._counts.to(logits.device)
         if path:
-            counts = counts.index_add(0, torch.tensor(path), torch.ones(len(path)))
-        seen = self._in_prompt | (counts > 0)
+            counts = counts.index_add(0, *_ones(path, logits.device))
+        seen = self._in_prompt.to(logits.device) | (counts > 0)
         repetition = sampling.repetition_penalty
         factor = torch.where(logits > 0, 1 / repetition, repetition)
         logits.mul_(factor.masked_fill_(~seen, 1.0))
         logits.sub_(counts * sampling.frequency_penalty + (counts > 0) * sampling.presence_penalty)
+
+
+def _ones(path: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.tensor(path, device=device), torch.ones(len(path), device=device)
 
 
 def _penalises(sampling: SamplingParams) -> bool:

@@ -161,7 +161,8 @@ def _has_q(tree: DraftTree, vocab_size: int) -> bool:
     ):
         return False
     normal = bool((probs >= 0).all()) and bool(((probs.sum(-1) - 1).abs() < Q_TOLERANCE).all())  # NaN fails
-    return normal and bool((ids == torch.tensor(tree.tokens)[:, None]).any(-1).all())
+    tokens = torch.tensor(tree.tokens, device=ids.device)
+    return normal and bool((ids == tokens[:, None]).any(-1).all())
 
 
 def _view(drafter: Drafter, part: Slice) -> DraftView:

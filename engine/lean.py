@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from gammaray.engine.attention import Attention, AttentionOptions
+from gammaray.engine.attention import Attention, AttentionOptions, RotatingAttention
 from gammaray.engine.hidden import Taps
 from gammaray.engine.linear import Pack, pack_linear, pack_module
 from gammaray.engine.sharding import RowwiseLinear
@@ -106,10 +106,11 @@ class LeanModel:
         if layer.qk_norm is not None:
             pairs = zip(torch.split(qk, [self._heads, self._kv_heads], 1), layer.qk_norm, strict=True)
             qk = torch.cat([F.rms_norm(x, weight.shape, weight, self._eps) for x, weight in pairs], 1)
+        v = qkv[:, rotated:]
+        if isinstance(attention, RotatingAttention):
+            return attention.attend_unrotated(index, qk, v, cos, sin, layer.options).reshape(tokens, -1)
         qk = torch.addcmul(qk * cos, qk.roll(qk.shape[2] // 2, 2), sin)
-        out = attention.attend(
-            index, qk[:, : self._heads], qk[:, self._heads :], qkv[:, rotated:], layer.options
-        )
+        out = attention.attend(index, qk[:, : self._heads], qk[:, self._heads :], v, layer.options)
         return out.reshape(tokens, -1)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -125,10 +126,14 @@ def has_lean_form(config: PreTrainedConfig) -> bool:
 
 
 def _rms_norm(x: Tensor, doubled: Tensor, eps: float) -> Tensor:
-    """RMS norm of x [T, hidden] as one fused call, where torch takes ten on CPUs.
+    """RMS norm of x [T, hidden] as one fused call; `doubled` [2 * hidden] holds the weights twice.
 
-    (x, -x) has mean 0 and variance mean(x^2), so its layer norm is (n, -n) with n the RMS norm of x.
+    torch has one on GPUs and takes ten calls on CPUs. (x, -x) has mean 0 and variance mean(x^2), so its layer
+    norm is (n, -n) with n the RMS norm of x.
     """
+    if not x.is_cpu:
+        weight = doubled[: x.shape[1]]
+        return F.rms_norm(x, weight.shape, weight, eps)
     both = torch.layer_norm(torch.cat([x, -x], 1), doubled.shape, doubled, None, eps)
     return both[:, : x.shape[1]]
 

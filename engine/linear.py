@@ -109,6 +109,8 @@ Pack = Callable[[Tensor, Tensor | None], PackedLinear | PlainLinear | InvariantL
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | PlainLinear:
     """The fastest layer for weight [out, in] and bias [out] that computes what `F.linear` does."""
+    if not weight.is_cpu:
+        return PlainLinear(weight, bias)
     try:
         packed = PackedLinear(weight, bias)
         if _agrees(packed, weight, bias):

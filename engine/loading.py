@@ -25,20 +25,20 @@ from transformers.utils.logging import disable_progress_bar
 
 from gammaray.engine import gguf, invariance, selfcheck
 from gammaray.engine.attention import Model
+from gammaray.engine.device import CPU, check_combination, resolve_device, resolve_dtype
 from gammaray.engine.hf import HuggingFaceModel
 from gammaray.engine.lean import LeanModel, has_lean_form
 from gammaray.engine.linear import InvariantLinears, pack_module
 from gammaray.engine.parallel import ParallelRunner
 from gammaray.engine.peers import ALONE, Alone, Link
-from gammaray.engine.pool import KVPool, KVShape, bytes_per_block, default_num_blocks
+from gammaray.engine.pool import KVPool, KVShape, bytes_per_block, default_num_blocks, usable_memory
+from gammaray.engine.room import Footprint
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, ModelUnsupported
 from gammaray.kernels.invariant import by_rows
 from gammaray.kernels.paths import AttentionSizes
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_runner(
@@ -48,37 +48,39 @@ def load_runner(
     num_blocks: int | None = None,
     memory: float = 0.85,
     max_model_len: int | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "auto",
     deterministic: bool = False,
     ranks: Alone | Link = ALONE,
+    beside: Sequence[Footprint] = (),
 ) -> ModelRunner:
     """Load a model and prove that it can be served.
 
     `model` is an alias, a local folder, a .gguf file, a Hugging Face id, or a loaded model, which is copied
-    and stays as it is. dtype "auto" is bfloat16 where oneDNN supports it, else float32. `num_blocks` None:
-    the share `memory` of what `default_num_blocks` may use. `deterministic`: each row of logits and the KV
-    have the same bits in every batch. With `ranks` every one of them calls this, and gets its own part: rank
-    0 the runner to use, the others one to follow with. Raises ConfigError when the model cannot be found, and
-    ModelUnsupported when its paged forward does not equal transformers' own, or is not deterministic.
+    and stays as it is. device and dtype "auto": see `resolve_device`, `resolve_dtype`. `num_blocks` None: the
+    share `memory` of what the device has left, where `beside` are models that will come to it with as many
+    blocks. `deterministic`: each row of logits and the KV have the same bits in every batch. With `ranks`
+    every one of them calls this, and gets its own part: rank 0 the runner to use, the others one to follow
+    with. Raises ConfigError when the model cannot be found, and ModelUnsupported when its paged forward does
+    not equal transformers' own, or is not deterministic.
     """
-    if torch.device(device).type != "cpu":
-        raise ConfigError(f"device {device!r} is not supported, use 'cpu'")
-    if deterministic and ranks.size > 1:
-        raise ConfigError("deterministic does not work with tensor_parallel yet: leave one of them out")
-    precision = resolve_dtype(dtype)
-    first = ranks.together(lambda: _load(model, precision))
+    place = resolve_device(device)
+    check_combination(place, deterministic, ranks.size)
+    precision = resolve_dtype(dtype, place)
+    first = ranks.together(lambda: _load(model, precision, place))
     limit = _length_limit(first, max_model_len)
     vocab_size, eos = first.config.get_text_config().vocab_size, _eos(first)
     ranks.agree(f"{type(first).__name__} of {vocab_size} tokens, {limit} positions, {precision}")
-    built = _build(first, lambda: _load(model, precision), deterministic, ranks)
+    built = _build(first, lambda: _load(model, precision, place), deterministic, ranks)
     if num_blocks is None:
-        size, share = bytes_per_block(built.shapes, block_size, precision), memory / ranks.size
-        num_blocks = ranks.together(lambda: default_num_blocks(size, block_size, limit, share))
+        size = bytes_per_block(built.shapes, block_size, precision) + sum(other.block for other in beside)
+        usable = max(0, usable_memory(place) - sum(other.weights for other in beside))
+        share = memory / ranks.size
+        num_blocks = ranks.together(lambda: default_num_blocks(size, block_size, limit, share, usable))
     blocks = ranks.least(num_blocks)
     make = partial(ParallelRunner, ranks) if isinstance(ranks, Link) and ranks.rank == 0 else ModelRunner
     return make(
         built.model,
-        ranks.together(lambda: KVPool(built.shapes, blocks, block_size, precision)),
+        ranks.together(lambda: KVPool(built.shapes, blocks, block_size, precision, place)),
         vocab_size=vocab_size,
         max_model_len=limit,
         eos_token_ids=eos,
@@ -122,19 +124,6 @@ def resolve(model: str) -> str:
     return model
 
 
-def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        # The operator is missing where torch was built without oneDNN.
-        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-        fast = torch.backends.mkldnn.is_available() and supported()
-        return torch.bfloat16 if fast else torch.float32
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}, use one of: auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
-
-
 @dataclass(frozen=True, slots=True)
 class _Built:
     model: Model
@@ -153,7 +142,7 @@ def _build(
     except Exception as error:
         raise ModelUnsupported(f"{name} cannot be served, its own forward fails: {error}") from error
     part = ranks.together(lambda: ranks.cut(first))
-    for form in _forms(config, deterministic):
+    for form in _forms(config, deterministic, first.device):
         own = partial(lambda tried: ranks.cut(again()) if tried else part, reason)
         try:
             return ranks.together(partial(_proven, form, own, truth, deterministic))
@@ -184,11 +173,14 @@ def _proven(
     return _Built(served, seen.shapes, sizes)
 
 
-def _forms(config: PreTrainedConfig, deterministic: bool) -> list[Callable[[PreTrainedModel], Model]]:
+def _forms(
+    config: PreTrainedConfig, deterministic: bool, device: torch.device
+) -> list[Callable[[PreTrainedModel], Model]]:
     """Ways to serve a model, the fastest first."""
     if deterministic:
         return [_invariant_lean, _invariant_packed] if has_lean_form(config) else [_invariant_packed]
-    return [LeanModel, _packed, HuggingFaceModel] if has_lean_form(config) else [_packed, HuggingFaceModel]
+    packed = [_packed] if device.type == "cpu" else []
+    return [*([LeanModel] if has_lean_form(config) else []), *packed, HuggingFaceModel]
 
 
 def _packed(model: PreTrainedModel) -> Model:
@@ -209,15 +201,16 @@ def _invariant_packed(model: PreTrainedModel) -> Model:
     return invariance.RowPadded(HuggingFaceModel(model), linears.rows)
 
 
-def _load(model: str | PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device = CPU) -> PreTrainedModel:
     if not sys.stderr.isatty():
         disable_progress_bar()
     if isinstance(model, PreTrainedModel):
         loaded: Any = copy.deepcopy(model)
-        loaded.to(dtype=dtype)
+        loaded.to(dtype=dtype, device=device)
     else:
         try:
             loaded = AutoModelForCausalLM.from_pretrained(resolve(model), dtype=dtype)
+            loaded.to(device=device)
         except (OSError, ValueError) as error:
             raise ConfigError(_not_found("model", model, error)) from error
     evaluating: PreTrainedModel = loaded.eval()

@@ -16,19 +16,18 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import astuple, replace
 
 import torch
 from torch import Tensor
 
 from gammaray.engine.attention import Model
-from gammaray.engine.batch import Step
+from gammaray.engine.batch import Step, StepSizes
 from gammaray.engine.discreet import described
 from gammaray.engine.peers import KV, NOTHING, Link, Order
 from gammaray.engine.pool import KVPool
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ReplicaLost
-from gammaray.kernels.api import PagedBatch
 from gammaray.kernels.paths import AttentionSizes
 
 log = logging.getLogger(__name__)
@@ -63,13 +62,13 @@ class ParallelRunner(ModelRunner):
     @torch.inference_mode()
     def run(self, step: Step) -> Tensor:
         with self._lock_step():
-            self._link.order(Order.FORWARD, _sizes(step), _flat(step))
+            self._link.order(Order.FORWARD, astuple(step.sizes), step.flat)
             return super().run(step)
 
     @torch.inference_mode()
     def run_features(self, step: Step, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         with self._lock_step():
-            self._link.order(Order.FORWARD, _sizes(step), _flat(step))
+            self._link.order(Order.FORWARD, astuple(step.sizes), step.flat)
             return super().run_features(step, layers)
 
     def move(self, src: Sequence[int], dst: Sequence[int]) -> None:
@@ -134,18 +133,7 @@ def _carry_out(runner: ModelRunner, link: Link, order: Order, sizes: Sequence[in
         link.whole(runner.read_kv(link.payload(count).tolist()))
 
 
-def _sizes(step: Step) -> tuple[int, int, int]:
-    return len(step.input_ids), *step.paged.block_table.shape
-
-
-def _flat(step: Step) -> Tensor:
-    """All but the wanted rows: those are rank 0's affair."""
-    parts = [step.input_ids, *(getattr(step.paged, field.name) for field in fields(PagedBatch))]
-    return torch.cat([part.flatten() for part in parts])
-
-
 def _step(link: Link, sizes: Sequence[int]) -> Step:
-    tokens, rows, blocks = sizes
-    ids, table, seqlens, *others = [tokens, rows * blocks, rows + 1, rows, rows, *[tokens] * 4]
-    parts = link.payload(ids + table + seqlens + sum(others)).split([ids, table, seqlens, *others])
-    return Step(parts[0], PagedBatch(parts[1].view(rows, blocks), *parts[2:]), NOTHING)
+    """Without the wanted rows: those are rank 0's affair."""
+    known = StepSizes(*sizes)
+    return replace(Step.of(link.payload(sum(known.parts)), known), wanted=NOTHING)

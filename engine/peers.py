@@ -17,6 +17,7 @@ from gammaray.errors import ConfigError
 
 STOP_S = 2.0  # for the others to hear that they may go
 TEXT_BYTES = 512  # of what ranks tell each other in words
+SIZES = 4  # numbers that come with every order
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ KV = list[tuple[Tensor, Tensor]]
 
 class Order(IntEnum):
     STOP = 0
-    FORWARD = 1  # sizes T, R, NB of the step
+    FORWARD = 1  # the step's T, R, N and NB
     MOVE = 2  # N slots
     DENSE = 3  # T tokens
     READ = 4  # N slots
@@ -118,13 +119,13 @@ class Link:
 
     def order(self, order: Order, sizes: Sequence[int] = (), payload: Tensor = NOTHING) -> None:
         """Rank 0: what all ranks do next, and on what; payload int64."""
-        self._orders.broadcast(torch.tensor([order, *sizes, *[0] * (3 - len(sizes))]))
+        self._orders.broadcast(torch.tensor([order, *sizes, *[0] * (SIZES - len(sizes))]))
         if len(payload):
             self._orders.broadcast(payload)
 
     def await_order(self) -> tuple[Order, list[int]]:
-        """The others: the next order and its three sizes."""
-        order, *sizes = self._orders.broadcast(torch.zeros(4, dtype=torch.int64)).tolist()
+        """The others: the next order and its sizes."""
+        order, *sizes = self._orders.broadcast(torch.zeros(1 + SIZES, dtype=torch.int64)).tolist()
         return Order(order), sizes
 
     def payload(self, size: int) -> Tensor:

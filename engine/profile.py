@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Protocol
 
@@ -63,30 +64,50 @@ class Target(Protocol):
 
 
 def measure(
-    target: Target, most: int, clock: Callable[[], float] = time.perf_counter, repeats: int = REPEATS
+    target: Target,
+    most: int,
+    clock: Callable[[], float] = time.perf_counter,
+    repeats: int = REPEATS,
+    padded: Sequence[int] = (),
+    rows: int | None = None,
+    wait: Callable[[], None] = lambda: None,
 ) -> StepProfile:
     """Passes over 1, 2, 4, ... and `most` tokens of sequences that have just begun. Nothing may run yet.
 
-    The KV that it writes is nobody's. Where a larger batch was faster, something disturbed the smaller one,
-    which then counts as taking as long: SPS(B) never rises.
+    `padded`: what the target pads steps to, which is measured then, with `rows` sequences at most. `wait`:
+    until what it was told is done. The KV that it writes is nobody's. Where a larger batch was faster,
+    something disturbed the smaller one, which then counts as taking as long: SPS(B) never rises.
     """
     most = min(most, target.num_blocks * target.block_size)
-    sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
-    target.forward(_rows(target, 1))  # what only the first pass does
-    seconds = [min(_timed(target, size, clock) for _ in range(repeats)) for size in sizes]
+    edges = padded or [2**power for power in range(most.bit_length())]
+    sizes = sorted({most, *(tokens for tokens in edges if tokens < most)})
+    target.forward(_rows(target, 1, rows))  # what only the first pass does
+    wait()
+    timed = partial(_timed, target, clock=clock, wait=wait)
+    seconds = [min(timed(_rows(target, size, rows)) for _ in range(repeats)) for size in sizes]
     undisturbed = [*accumulate(reversed(seconds), min)][::-1]
-    return StepProfile(tuple(zip(sizes, undisturbed, strict=True)))
+    return StepProfile(tuple(zip(sizes, undisturbed, strict=True)), stepped=bool(padded))
 
 
-def _timed(target: Target, tokens: int, clock: Callable[[], float]) -> float:
-    rows = _rows(target, tokens)
+def _timed(
+    target: Target, rows: Sequence[Row], clock: Callable[[], float], wait: Callable[[], None]
+) -> float:
     began = clock()
     target.forward(rows)
+    wait()
     return clock() - began
 
 
-def _rows(target: Target, tokens: int) -> list[Row]:
-    """One token each, as decoding feeds them; several where there are not as many blocks."""
-    count = min(tokens, target.num_blocks)
+def _rows(target: Target, tokens: int, most: int | None) -> list[Row]:
+    """One token each, as decoding feeds them; several where there are not as many blocks, or `most` rows."""
+    count = min(tokens, target.num_blocks, tokens if most is None else most)
     fed = [tokens // count + (row < tokens % count) for row in range(count)]
-    return [Row([row % target.vocab_size] * length, 0, [row]) for row, length in enumerate(fed)]
+    return [
+        Row([row % target.vocab_size] * length, 0, _blocks(target, row, length))
+        for row, length in enumerate(fed)
+    ]
+
+
+def _blocks(target: Target, row: int, length: int) -> list[int]:
+    """Rows of several blocks may share some."""
+    return [(row + i) % target.num_blocks for i in range(-(-length // target.block_size))]

@@ -53,5 +53,5 @@ def judge(audit: Audit, sequence: Sequence, runner: Dense) -> Quality | None:
     kl = float(
         torch.where(p == 0, 0.0, p * (dense - verified)).sum(-1).mean()
     )  # NaN stays: nobody may trust it
-    emitted = dense.gather(1, torch.tensor(tokens[prompt:])[:, None])
+    emitted = dense.gather(1, torch.tensor(tokens[prompt:], device=dense.device)[:, None])
     return Quality(count, kl if not kl < 0 else 0.0, exp(-float(emitted.mean())))

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gammaray.engine.attention import DenseAttention, Model, PagedAttention
-from gammaray.engine.batch import Row, Step, pack
+from gammaray.engine.attention import DenseAttention, Model, PagedAttention, paged_attention
+from gammaray.engine.batch import Row, Step, StepSizes, pack, transfer
+from gammaray.engine.graphs import Capture, Graphs
 from gammaray.engine.hidden import FeatureModel
 from gammaray.engine.pool import KVPool
 from gammaray.engine.projection import projection
@@ -49,12 +50,29 @@ class ModelRunner:
         self.num_blocks = pool.num_blocks
         self.num_layers = len(pool.layers)
         self.dtype = pool.dtype
-        self.device = torch.device("cpu")
+        self.device = pool.device
+        self._graphs: Graphs | None = None
+
+    def record(self, sizes: Sequence[StepSizes], capture: Capture) -> None:
+        """From now on steps that fit into one of these sizes are padded and replayed (see `graphs.py`).
+
+        Before anything is served.
+        """
+        sample = pack([Row([0], 0, [self.num_blocks])], self.block_size)  # in the block that is nobody's
+        self._graphs = Graphs(self._forward, sizes, sample, self.device, self._pool.nowhere, capture)
+
+    @property
+    def padded_tokens(self) -> list[int]:
+        """Tokens that steps are padded to, ascending; none: they run as they are."""
+        return self._graphs.tokens if self._graphs else []
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Write the rows' KV and return their logits [N, V], float32, rows in the order `Row` describes."""
+        """Write the rows' KV and return their logits [N, V], rows in the order `Row` describes.
+
+        On a CPU in float32; on a GPU they stay there, in the model's dtype.
+        """
         # copied outside inference mode, so that the caller may change them in place
-        return self.run(pack(rows, self.block_size)).to(torch.float32, copy=True)
+        return self._own(self.run(pack(rows, self.block_size)))
 
     def forward_features(self, rows: Sequence[Row], layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """As `forward`, and the hidden states [N, len(layers) * H] behind those logits, in the model's dtype.
@@ -65,7 +83,7 @@ class ModelRunner:
         if not all(0 <= layer <= self.num_layers for layer in layers):
             raise ConfigError(f"hidden states of layers {list(layers)}: the model has 0 to {self.num_layers}")
         logits, features = self.run_features(pack(rows, self.block_size), layers)
-        return logits.to(torch.float32, copy=True), features.clone()
+        return self._own(logits), features.clone()
 
     def projection(self) -> NDArray[np.float16]:
         """What the acceptance predictor reads of each token, [V, 8]."""
@@ -73,12 +91,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> Tensor:
-        """The packed form of `forward`: logits [N, V], in the model's dtype."""
-        return self._model.forward(step.input_ids, step.paged.positions, self._attention(step), step.wanted)
+        """The packed form of `forward`: logits [N, V], in the model's dtype, valid until the next call."""
+        if self._graphs and (bucket := self._graphs.bucket(step.sizes)):
+            return self._graphs.run(step, bucket)
+        return self._forward(step.to(self.device))
 
     @torch.inference_mode()
     def run_features(self, step: Step, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The packed form of `forward_features`."""
+        step = step.to(self.device)
         if not isinstance(self._model, FeatureModel):
             raise ConfigError(
                 "this form of the model does not tell its hidden states: set deterministic: false"
@@ -86,25 +107,38 @@ class ModelRunner:
         positions, attention = step.paged.positions, self._attention(step)
         return self._model.forward_features(step.input_ids, positions, attention, step.wanted, layers)
 
+    def wait(self) -> None:
+        """Until the device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _own(self, logits: Tensor) -> Tensor:
+        return logits.to(torch.float32 if self.device.type == "cpu" else logits.dtype, copy=True)
+
+    @torch.inference_mode()
+    def _forward(self, step: Step) -> Tensor:
+        return self._model.forward(step.input_ids, step.paged.positions, self._attention(step), step.wanted)
+
     def _attention(self, step: Step) -> PagedAttention:
         if self._sizes is not None and torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        return PagedAttention(self._pool, step.paged, self._sizes)
+        return paged_attention(self._pool, step.paged, self._sizes)
 
     @torch.inference_mode()
     def move(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Copy the KV of physical slots `src` to `dst` in all layers; the two may overlap."""
         if src:
-            self._pool.move(torch.tensor(src), torch.tensor(dst))
+            self._pool.move(*transfer(torch.tensor([src, dst]), self.device))
 
     @torch.inference_mode()
     def dense(self, tokens: Sequence[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """One whole sequence without pages: logits [T, V] float32, and k, v [T, Hkv, D] per layer."""
-        attention = DenseAttention()
-        logits = self._model.forward(torch.tensor(tokens), torch.arange(len(tokens)), attention, None)
+        attention, ids = DenseAttention(), torch.tensor(tokens, device=self.device)
+        positions = torch.arange(len(ids), device=self.device)
+        logits = self._model.forward(ids, positions, attention, None)
         return logits.float(), [attention.kv[layer] for layer in range(self.num_layers)]
 
     @torch.inference_mode()
     def read_kv(self, slots: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Copies of k [N, Hkv, D] and v [N, Hkv, Dv] of N physical slots, per layer."""
-        return self._pool.read(torch.tensor(slots, dtype=torch.int64))
+        return self._pool.read(torch.tensor(slots, dtype=torch.int64, device=self.device))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gammaray.engine.attention import DenseAttention, Model, PagedAttention
+from gammaray.engine.attention import DenseAttention, Model, paged_attention
 from gammaray.engine.batch import Row, pack
 from gammaray.engine.pool import KVPool, KVShape
 from gammaray.errors import ModelUnsupported
@@ -45,7 +45,7 @@ def record_truth(model: PreTrainedModel) -> Truth:
     first, second, tree = tokens[:18], tokens[18:27], tokens[27:]
     paths = [first + _path(tree, leaf) for leaf in range(len(tree))]
     logits = {
-        path: model(input_ids=torch.tensor([path]), use_cache=False).logits[0].float()
+        path: model(input_ids=torch.tensor([path], device=model.device), use_cache=False).logits[0].float()
         for path in [*paths, second]
     }
     return Truth(first, second, tree, logits)
@@ -57,8 +57,9 @@ def probe(model: Model, truth: Truth, config: object) -> DenseAttention:
     Raises ModelUnsupported unless every layer attends exactly once, with the window that the config names,
     and the logits are transformers' own.
     """
-    seen = DenseAttention()
-    logits = model.forward(torch.tensor(truth.second), torch.arange(len(truth.second)), seen, None)
+    seen, device = DenseAttention(), model.embeddings.device
+    ids = torch.tensor(truth.second, device=device)
+    logits = model.forward(ids, torch.arange(len(ids), device=device), seen, None)
     layers = int(getattr(config, "num_hidden_layers", 0))
     if sorted(seen.kv) != list(range(layers)):
         raise ModelUnsupported(
@@ -73,7 +74,8 @@ def probe(model: Model, truth: Truth, config: object) -> DenseAttention:
 
 def check(model: Model, truth: Truth, shapes: Sequence[KVShape], dtype: torch.dtype) -> None:
     """Compare paged logits with the truth: chain drafts, a chunked prefill, decode and a tree."""
-    pool = KVPool(shapes, len(BLOCKS_FIRST + BLOCKS_SECOND) + 2, BLOCK_SIZE, dtype)
+    blocks = len(BLOCKS_FIRST + BLOCKS_SECOND) + 2
+    pool = KVPool(shapes, blocks, BLOCK_SIZE, dtype, model.embeddings.device)
     first, second, tree = truth.first, truth.second, truth.tree
     steps = [
         [
@@ -93,8 +95,8 @@ def check(model: Model, truth: Truth, shapes: Sequence[KVShape], dtype: torch.dt
 
 
 def _forward(model: Model, pool: KVPool, rows: Sequence[Row]) -> Tensor:
-    step = pack(rows, pool.block_size)
-    return model.forward(step.input_ids, step.paged.positions, PagedAttention(pool, step.paged), step.wanted)
+    step = pack(rows, pool.block_size).to(pool.device)
+    return model.forward(step.input_ids, step.paged.positions, paged_attention(pool, step.paged), step.wanted)
 
 
 def _path(tree: Sequence[int], node: int) -> tuple[int, ...]:

@@ -1,5 +1,8 @@
 """Walks each request's draft tree with the target's logits and says what is emitted. Always lossless.
 
+On a GPU the kernels of `kernels/verification.py` do it, in `packing.py`'s terms. What follows here is plain
+torch, and the truth for them.
+
 The walks of a batch advance together, one level at a time, so only rows on accepted paths are ever processed:
 noise and filters cost about 1 ms a row at 49152 tokens, far more than the few calls of a level.
 """
@@ -18,7 +21,9 @@ from gammaray.engine.drafters.base import DraftTree
 from gammaray.engine.logits import process
 from gammaray.errors import EngineFailure
 from gammaray.kernels import verify as rules
+from gammaray.kernels.backend import backend
 from gammaray.kernels.philox import NoiseKeys, Purpose, uniform
+from gammaray.kernels.verification import Rule
 from gammaray.types import SamplingParams, Verification
 
 
@@ -59,9 +64,31 @@ def verify(logits: Tensor, jobs: Sequence[VerifyJob]) -> list[Verdict]:
 
     A node at depth d (1 for children of the root) predicts position `job.position + d`. Rejection needs
     children that were sampled, and their q; all else is verified coupled, which is lossless for any draft.
+    Kernels read the logits in any dtype of 16 bits, too.
     """
+    rows = sum(1 + len(job.tree or ()) for job in jobs)
+    assert logits.shape[0] == rows, "one row per root and per node"
+    if jobs and backend(logits.device) == "fused":
+        from gammaray.engine.packing import verify_fused
+
+        return verify_fused(logits, jobs)
+    return verify_torch(logits, jobs)
+
+
+def rule(job: VerifyJob) -> Rule:
+    """How a job is verified."""
+    if job.sampling.greedy:
+        return Rule.GREEDY
+    tree = job.tree
+    if tree is None or tree.drawn == "deterministic" or tree.q_probs is None:
+        return Rule.COUPLED
+    if job.verification == "coupled":
+        return Rule.COUPLED
+    return Rule.WITHOUT_REPLACEMENT if tree.drawn == "without_replacement" else Rule.IID
+
+
+def verify_torch(logits: Tensor, jobs: Sequence[VerifyJob]) -> list[Verdict]:
     walks = _start(jobs)
-    assert logits.shape[0] == sum(len(walk.children) for walk in walks), "one row per root and per node"
     alive = walks
     while alive:
         rows = _constrained(logits, alive)
@@ -155,23 +182,16 @@ def _advance(logits: Tensor, walks: list[_Walk]) -> list[_Step]:
     """One step of each walk, from its row of logits [J, V]."""
     groups: dict[_Rule, list[int]] = {}
     for index, walk in enumerate(walks):
-        groups.setdefault(_rule(walk.job), []).append(index)
+        groups.setdefault(_STEPS[rule(walk.job)], []).append(index)
     steps: dict[int, _Step] = {}
-    for rule, members in groups.items():
+    for step, members in groups.items():
         group = [walks[index] for index in members]
         rows = logits if len(groups) == 1 else logits[members]
-        steps.update(zip(members, rule(rows, group), strict=True))
+        steps.update(zip(members, step(rows, group), strict=True))
     return [steps[index] for index in range(len(walks))]
 
 
 _Rule = Callable[[Tensor, list[_Walk]], list[_Step]]
-
-
-def _rule(job: VerifyJob) -> _Rule:
-    if job.sampling.greedy:
-        return _greedy
-    sampled = job.tree is not None and job.tree.drawn != "deterministic" and job.tree.q_probs is not None
-    return _rejection if sampled and job.verification == "rejection" else _coupled
 
 
 def _greedy(logits: Tensor, walks: list[_Walk]) -> list[_Step]:
@@ -200,6 +220,14 @@ def _rejection(logits: Tensor, walks: list[_Walk]) -> list[_Step]:
     return [_Step(*pair) for pair in zip(chosen.tolist(), tokens.tolist(), strict=True)]
 
 
+_STEPS: dict[Rule, _Rule] = {
+    Rule.GREEDY: _greedy,
+    Rule.COUPLED: _coupled,
+    Rule.IID: _rejection,
+    Rule.WITHOUT_REPLACEMENT: _rejection,
+}
+
+
 def _sampled_children(walks: list[_Walk], device: torch.device) -> rules.SampledChildren:
     """The current nodes' children as tensors; a leaf has none, and an empty q. Siblings share one q."""
     siblings = [walk.siblings for walk in walks]
@@ -211,7 +239,9 @@ def _sampled_children(walks: list[_Walk], device: torch.device) -> rules.Sampled
         tokens=tokens,
         q_ids=pad([ids for ids, _ in q], batch_first=True).to(device),
         q_probs=pad([probs for _, probs in q], batch_first=True).to(device),
-        without_replacement=torch.tensor([_without_replacement(walk) for walk in walks], device=device),
+        without_replacement=torch.tensor(
+            [rule(walk.job) is Rule.WITHOUT_REPLACEMENT for walk in walks], device=device
+        ),
     )
 
 
@@ -220,10 +250,6 @@ def _proposal(walk: _Walk) -> tuple[Tensor, Tensor]:
     assert tree is not None and tree.q_ids is not None and tree.q_probs is not None
     row = slice(children[0], children[0] + 1) if children else slice(0)
     return tree.q_ids[row].flatten(), tree.q_probs[row].flatten()
-
-
-def _without_replacement(walk: _Walk) -> bool:
-    return walk.job.tree is not None and walk.job.tree.drawn == "without_replacement"
 
 
 def _process(logits: Tensor, walks: list[_Walk]) -> Tensor:

@@ -5,8 +5,12 @@ from `tree_start[r]` on the nodes of its draft tree. `block_table` maps logical 
 A token sees the leading `visible` slots of its row and, beyond them, the tree nodes whose bit is set in
 `ancestors` (itself included). Slots that nobody sees may hold anything, NaN too.
 
-`reference.py` is the truth; `cpu.py` is the fast torch path. Both give the same numbers. `paths.py` has
-`cpu.py` compute each token with the same bits in every batch.
+Steps may be padded to fixed sizes. A row without tokens is padding: it is never read but for `cu_seqlens`.
+Tokens from cu_seqlens[R] on belong to no row: what they get is any number, or what was in memory.
+
+`reference.py` is the truth. `cpu.py` is the fast torch path and `fused/` has the Triton kernels: `backend.py`
+says which of the two answers. All give the same numbers. `paths.py` has `cpu.py` compute each token with the
+same bits in every batch.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ import torch
 from torch import Tensor
 
 from gammaray.kernels import cpu, paths
+from gammaray.kernels.backend import backend
 from gammaray.kernels.paths import AttentionSizes
-from gammaray.types import MAX_TREE_NODES
+from gammaray.kernels.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,9 @@ class PagedBatch:
     tree_start: Tensor  # [R] logical slot of tree node 0
     positions: Tensor  # [T] position ids
     visible: Tensor  # [T] leading slots seen, >= 1
-    ancestors: Tensor  # [T] bit i: tree node i is seen; 0 for a token outside the tree
+    ancestors: (
+        Tensor  # [T, W] bit i % 64 of word i // 64: tree node i is seen; 0 for a token outside the tree
+    )
     slots: Tensor  # [T] physical slot (block * block_size + offset) of each token's own key
 
 
@@ -44,7 +51,8 @@ class AttentionPlan:
 
     batch: PagedBatch
     window: int | None
-    groups: cpu.Groups
+    groups: cpu.Groups | None  # of the torch path; None: the fused kernel answers, from the batch itself
+    workspace: Workspace
 
 
 def plan_attention(
@@ -56,18 +64,19 @@ def plan_attention(
     window: int | None = None,
     sizes: AttentionSizes | None = None,
 ) -> AttentionPlan:
-    """Masks and gather indices for `paged_tree_attention`.
+    """What `paged_tree_attention` needs. The torch path's masks and gather indices wait for the device.
 
     `group_size` is the number of query heads that share a key head. With a sliding `window` a token at
     position p sees only keys at positions above p - window. With `sizes` a token's result does not depend,
     to the bit, on what else is in the batch or on how it was drafted (see `paths.py`).
     """
+    layout = cpu.Layout(block_size, dtype, group_size, window)
     if sizes is not None:
-        layout = cpu.Layout(block_size, dtype, group_size, window)
-        return AttentionPlan(batch, window, paths.group(batch, layout, sizes))
-    if window is not None and window < MAX_TREE_NODES and bool(batch.ancestors.any()):
+        return AttentionPlan(batch, window, paths.group(batch, layout, sizes), Workspace())
+    if window is not None and window < 64 * batch.ancestors.shape[1]:
         batch = replace(batch, ancestors=_nearest(batch.ancestors, window))
-    return AttentionPlan(batch, window, cpu.group(batch, cpu.Layout(block_size, dtype, group_size, window)))
+    fused = backend(batch.positions.device) == "fused"
+    return AttentionPlan(batch, window, None if fused else cpu.group(batch, layout), Workspace())
 
 
 def paged_tree_attention(
@@ -87,7 +96,12 @@ def paged_tree_attention(
     """
     if q.shape[1] % k_pool.shape[2]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_pool.shape[2]} key heads evenly")
-    return cpu.paged_tree_attention(q, k_pool, v_pool, plan.groups, scaling, softcap, sinks)
+    if plan.groups is not None:
+        return cpu.paged_tree_attention(q, k_pool, v_pool, plan.groups, scaling, softcap, sinks)
+    from gammaray.kernels.fused import launch
+
+    scores = launch.Scores(scaling, plan.window, softcap, sinks)
+    return launch.paged_tree_attention(q, k_pool, v_pool, plan.batch, scores, plan.workspace)
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:
@@ -96,15 +110,22 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor
     v_pool.flatten(0, 1).index_copy_(0, slots, v)
 
 
-def move_kv(pool: Tensor, src: Tensor, dst: Tensor) -> None:
-    """Copy physical slots `src` to `dst` in pool [L, B, block_size, Hkv, D]; they may overlap."""
-    flat = pool.flatten(1, 2)
-    flat.index_copy_(1, dst, flat.index_select(1, src))
+def move_kv(k_pool: Tensor, v_pool: Tensor, src: Tensor, dst: Tensor) -> None:
+    """Copy slots `src` to `dst` [N] in k_pool [L, B, block_size, Hkv, D] and v_pool; they may overlap."""
+    if backend(src.device) == "fused":
+        from gammaray.kernels.fused import move
+
+        if len(src) <= move.MOST:
+            return move.move_kv(k_pool, v_pool, src, dst)
+    for pool in (k_pool, v_pool):
+        flat = pool.flatten(1, 2)
+        flat.index_copy_(1, dst, flat.index_select(1, src))
 
 
 def _nearest(ancestors: Tensor, window: int) -> Tensor:
     """Keep the `window` highest set bits of each mask: the nearest ancestors, the node itself included."""
-    bits = (ancestors[:, None] >> torch.arange(MAX_TREE_NODES, device=ancestors.device)) & 1  # [T, 64]
-    rank = bits.flip(1).cumsum(1).flip(1)  # 1 for the node itself, 2 for its parent, ...
-    kept = bits * (rank <= window)
-    return (kept << torch.arange(MAX_TREE_NODES, device=ancestors.device)).sum(1)
+    bit = torch.arange(64, device=ancestors.device)
+    bits = (ancestors[:, :, None] >> bit) & 1  # [T, W, 64]
+    rank = bits.flatten(1).flip(1).cumsum(1).flip(1)  # 1 for the node itself, 2 for its parent, ...
+    kept = bits * (rank <= window).view_as(bits)
+    return (kept << bit).sum(2)

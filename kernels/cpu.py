@@ -52,18 +52,20 @@ class Groups:
 
 
 def group(batch: PagedBatch, layout: Layout) -> Groups:
-    """Group the rows of a step and build each group's indices and mask."""
-    starts = batch.cu_seqlens.tolist()
+    """Group the rows of a step and build each group's indices and mask. Rows without tokens have no part."""
+    starts, contexts, device = batch.cu_seqlens.tolist(), batch.context_lens.tolist(), batch.positions.device
     queries = [end - start for start, end in pairwise(starts)]
-    members = group_rows(queries, batch.context_lens.tolist())
+    busy = [row for row, count in enumerate(queries) if count]
+    grouped = group_rows([queries[row] for row in busy], [contexts[row] for row in busy])
+    members = [[busy[i] for i in rows] for rows in grouped]
     padded = [_pad(rows, starts, queries) for rows in members]
     fed = [token for tokens in padded for token in tokens]
-    in_order = fed == list(range(starts[-1]))
+    in_order = fed == list(range(len(batch.positions)))
     parts = []
     for rows, tokens in zip(members, padded, strict=True):
-        part = _group(batch, torch.tensor(rows), torch.tensor(tokens), layout)
+        part = _group(batch, torch.tensor(rows, device=device), torch.tensor(tokens, device=device), layout)
         parts.append(replace(part, tokens=None) if in_order and len(members) == 1 else part)
-    return Groups(tuple(parts), None if in_order else order(fed, starts[-1]))
+    return Groups(tuple(parts), None if in_order else order(fed, len(batch.positions)).to(device))
 
 
 def group_rows(queries: Sequence[int], contexts: Sequence[int]) -> list[list[int]]:
@@ -132,7 +134,7 @@ def _pad(rows: list[int], starts: list[int], queries: list[int]) -> list[int]:
 
 
 def order(fed: list[int], tokens: int) -> Tensor:
-    """Where the results of all tokens lie, given the tokens that were fed."""
+    """Where each token's result lies, given the tokens that were fed. For others, any place."""
     order = [0] * tokens
     for place, token in enumerate(fed):
         order[token] = place
@@ -146,7 +148,8 @@ def _group(batch: PagedBatch, rows: Tensor, tokens: Tensor, layout: Layout) -> G
     seen = _seen(batch, rows, tokens[:, :, None], slots.shape[1], layout.window)  # [R, Q, S]
     bias = None
     if not bool(seen.all()):
-        bias = torch.zeros(seen.shape, dtype=layout.dtype).masked_fill_(~seen, float("-inf"))[:, None]
+        bias = torch.zeros(seen.shape, dtype=layout.dtype, device=seen.device)
+        bias = bias.masked_fill_(~seen, float("-inf"))[:, None]
         bias = bias.repeat(1, 1, layout.group_size, 1) if fold else bias
     return Group(len(rows), tokens.flatten(), _run(slots.flatten()), fold, bias)
 
@@ -154,7 +157,7 @@ def _group(batch: PagedBatch, rows: Tensor, tokens: Tensor, layout: Layout) -> G
 def _slots(batch: PagedBatch, rows: Tensor, block_size: int) -> Tensor:
     """Physical slots [R, S] of each row's keys, padded with the row's slot 0, which is always written."""
     lengths = batch.context_lens[rows, None]
-    logical = torch.arange(int(lengths.max()))
+    logical = torch.arange(int(lengths.max()), device=lengths.device)
     logical = torch.where(logical < lengths, logical, 0)
     return batch.block_table[rows].gather(1, logical // block_size) * block_size + logical % block_size
 
@@ -169,15 +172,16 @@ def _run(slots: Tensor) -> Tensor | range:
 
 def _seen(batch: PagedBatch, rows: Tensor, tokens: Tensor, longest: int, window: int | None) -> Tensor:
     """Which keys each of the padded queries [R, Q, 1] sees, [R, Q, S] bool."""
-    slot = torch.arange(longest)
+    slot = torch.arange(longest, device=tokens.device)
     seen = slot < batch.visible[tokens]
     if window is not None:
         seen &= slot > batch.positions[tokens] - window
-    ancestors = batch.ancestors[tokens]
+    ancestors = batch.ancestors[tokens]  # [R, Q, 1, W]
     if bool(ancestors.any()):
-        node = slot - batch.tree_start[rows, None, None]  # [R, 1, S]
-        bit = (ancestors >> node.clamp(0, 63)) & 1
-        seen |= (node >= 0) & (node < 64) & (bit == 1)
+        for i, word in enumerate(ancestors.unbind(3)):
+            node = slot - batch.tree_start[rows, None, None] - 64 * i  # [R, 1, S]
+            bit = (word >> node.clamp(0, 63)) & 1
+            seen |= (node >= 0) & (node < 64) & (bit == 1)
     return seen
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gammaray.kernels import cpu
 from gammaray.kernels.invariant import REFERENCE, NotInvariant, Sizes, cancelling, proven_rows
-from gammaray.types import MAX_TREE_NODES
 
 if TYPE_CHECKING:
     from gammaray.kernels.api import PagedBatch
@@ -73,7 +72,9 @@ def group(batch: PagedBatch, layout: cpu.Layout, sizes: AttentionSizes) -> cpu.G
 def split(batch: PagedBatch, most: int) -> Iterator[Path]:
     """The paths of every row, none with more than `most` tokens."""
     starts, positions = batch.cu_seqlens.tolist(), batch.positions.tolist()
-    masks = [mask % 2**MAX_TREE_NODES for mask in batch.ancestors.tolist()]  # unsigned
+    masks = [
+        sum(word % 2**64 << 64 * i for i, word in enumerate(words)) for words in batch.ancestors.tolist()
+    ]
     for row in range(len(starts) - 1):
         paths: dict[int, list[int]] = {}  # nodes of a leaf's path -> its tokens, the last one first
         for token in range(starts[row + 1] - 1, starts[row] - 1, -1):  # children before parents

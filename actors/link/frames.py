@@ -243,7 +243,7 @@ def _shape(tree: DraftTree) -> tuple[int, int, int, bool]:
 
 def _flat(parts: Sequence[torch.Tensor | None], dtype: torch.dtype) -> bytes:
     flat = [part.flatten() for part in parts if part is not None]
-    return torch.cat(flat).to(dtype).numpy().tobytes() if flat else b""
+    return torch.cat(flat).to("cpu", dtype).numpy().tobytes() if flat else b""
 
 
 def read_trees(reader: Reader) -> Trees:

@@ -139,7 +139,7 @@ def add_level(growth: Growth, branch: Branch, view: DraftView, sampled: bool) ->
     children of the branch's root and one of every later node, a shape that does not depend on what was
     drawn, as exactness asks (math.md section 1).
     """
-    logits = torch.stack([growth.row(node) for node in branch.frontier])  # [F, V]
+    logits = torch.stack([growth.row(node) for node in branch.frontier]).float()  # [F, V]
     first = len(growth.tokens)
     (_sample if sampled else _best)(growth, branch, view, logits)
     branch.frontier = range(first, len(growth.tokens))
@@ -181,7 +181,7 @@ def candidates(nodes: Sequence[tuple[Growth, int, DraftView]], count: int) -> li
     What a coupled target draws is the best of log p + G, so the noise G, which is known, is part of it.
     """
     taken = [{growth.tokens[child] for child in growth.children(node)} for growth, node, _ in nodes]
-    logits = torch.stack([growth.row(node) for growth, node, _ in nodes])  # [N, V]
+    logits = torch.stack([growth.row(node) for growth, node, _ in nodes]).float()  # [N, V]
     tokens, _, _ = draw_children(
         process(logits, [view.sampling for _, _, view in nodes]),
         [view.sampling if view.coupled else GREEDY for _, _, view in nodes],

@@ -214,3 +214,26 @@ def test_without_devices_every_node_will_do() -> None:
     assert "fallback_strategy" not in Place(NODE).options(strict=True)
     assert "fallback_strategy" not in Place(NODE, ("0",)).options()
     assert Place().options() == {"num_gpus": 0}
+
+
+def test_gpus_are_planned_for_where_torch_can_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a GPU that only NVML sees, which no engine could compute on, and one that is left alone."""
+    gpus = Topology("node 1", (Gpu(0, "GPU-a", "Test GPU", 2**36),))
+    planned: list[Topology] = []
+    said: list[str] = []
+    monkeypatch.setattr(prepare, "on_this_machine", lambda: True)
+    monkeypatch.setattr(prepare, "nodes", lambda: [ONE])
+    monkeypatch.setattr(prepare, "topologies", lambda probe, among: [(ONE, probe())])
+    monkeypatch.setattr(prepare, "_nvml", lambda: gpus)
+    monkeypatch.setattr(prepare, "demand", lambda config, sizes: sizes)
+    monkeypatch.setattr(prepare, "plan", lambda found, asked: planned.extend(found))
+    monkeypatch.setattr(prepare, "layout", lambda made, config, found: prepare.DEFAULT)
+    monkeypatch.setattr(prepare, "_cuda", lambda: False)
+    assert prepare.prepare(load(), None, said.append) == (prepare.DEFAULT, ())
+    two = parse({"target": {"model": "x", "replicas": 2}}, "test")
+    prepare.prepare(two, None, said.append)
+    assert [node.gpus for node in planned] == [()]
+    assert said == ["node node 1 has 1 GPU: torch cannot use CUDA here, so its GPUs are not used"] * 2
+    monkeypatch.setattr(prepare, "_cuda", lambda: True)
+    prepare.prepare(load(), None, said.append)
+    assert planned[1:] == [gpus] and len(said) == 2

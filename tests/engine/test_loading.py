@@ -165,11 +165,6 @@ def test_auto_dtype_asks_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
         assert resolve_dtype("auto") is expected
 
 
-def test_only_the_cpu() -> None:
-    with pytest.raises(ConfigError, match="device 'cuda' is not supported"):
-        load_runner(tiny_llama(), device="cuda")
-
-
 def test_a_local_folder(tmp_path: Path) -> None:
     model = tiny_llama(tie_word_embeddings=True)
     model.save_pretrained(tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.paged import Seq, batch_of, pools_of, random_tree
 from torch import Tensor
 
 from gammaray.engine.batch import Row, pack
@@ -121,6 +122,20 @@ def test_blocks_in_a_run_are_read_in_place() -> None:
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [None, SIZES])
+def test_wide_trees_and_padding(sizes: AttentionSizes | None) -> None:
+    """Catches a second ancestor word that is lost, and padding whose numbers are followed."""
+    rows = [Seq(9, parents=random_tree(70, 1)), Seq(3), Seq(2, pending=4, parents=(-1, 0))]
+    batch = batch_of(rows, BLOCK_SIZE, words=2, idle_rows=2, idle_tokens=3)
+    k_pool, v_pool = (pool.float() for pool in pools_of(batch, 1, (8, 8), BLOCK_SIZE))
+    q = torch.randn(len(batch.positions), 2, 8, generator=torch.Generator().manual_seed(2))
+    plan = plan_attention(batch, BLOCK_SIZE, torch.float32, group_size=2, sizes=sizes)
+    got = paged_tree_attention(q, k_pool, v_pool, plan, scaling=0.4)
+    expected = reference.paged_tree_attention(q, k_pool, v_pool, batch, scaling=0.4)
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got[:-3], expected[:-3], atol=2e-6, rtol=1e-5)
+
+
 def test_another_branch_is_not_seen() -> None:
     batch = step([tree_row(6, 1, [3, 1, 2, 5], nodes=5)])
     k_pool, v_pool = pools(1, 8, 8)
@@ -159,8 +174,10 @@ def test_groups_return_tokens_to_their_order() -> None:
 
 def test_moves_read_everything_before_they_write() -> None:
     pool = torch.arange(24.0).view(1, 6, 4, 1, 1).clone()
-    move_kv(pool, torch.tensor([5, 6, 9]), torch.tensor([4, 5, 6]))
+    values = -pool
+    move_kv(pool, values, torch.tensor([5, 6, 9]), torch.tensor([4, 5, 6]))
     assert pool.flatten()[4:10].tolist() == [5, 6, 9, 7, 8, 9]
+    assert torch.equal(values, -pool)
 
 
 def test_writes_land_in_their_slots() -> None:

@@ -1,5 +1,8 @@
 """Imports point one way: cluster -> {api, actors} -> {engine, routing, telemetry} -> kernels -> torch.
 
+Within kernels, Triton belongs to kernels/fused, which the dispatchers import when they choose it, and nobody
+else: on a machine without Triton everything else must import.
+
 A plain walk over the syntax trees: it sees imports inside functions and under TYPE_CHECKING, and rooms
 without an __init__.py, which import-graph tools skip.
 """
@@ -37,6 +40,8 @@ ROOMS = {"kernels", "routing", "telemetry", "api", "engine", "actors", "cluster"
 MAY_IMPORT = {"ray": {"actors", "cluster"}, "torch": {"kernels", "engine", "actors", "cluster"}}
 COMMANDS = {"cli", "tenants_cli"}  # start fast: rooms are imported by the command that needs them
 STANDARD_LIBRARY_ONLY = {"__init__", "types", "errors"}
+FUSED = "kernels/fused/"  # the only importers of Triton
+DISPATCHERS = ("kernels/api.py", "kernels/verification.py", "kernels/bench/", "engine/attention.py")
 
 
 def imports(tree: ast.AST, package: str) -> Iterator[tuple[ast.stmt, str]]:
@@ -59,14 +64,16 @@ def complaint(unit: str, path: str, module: str, eager: bool) -> str | None:
         room = rest.partition(".")[0]
         if room not in ALLOWED[unit] | {unit, "", "__version__"}:
             return f"{unit} may not import {room}"
+        if rest.startswith("kernels.fused") and not path.startswith(FUSED):
+            if not path.startswith(DISPATCHERS):
+                return f"only {', '.join(DISPATCHERS)} may import it"
+            return "import it inside the function that chose it" if eager else None
         return "import it inside the function" if unit in COMMANDS and eager and room in ROOMS else None
     if unit in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
         return f"{unit} uses the standard library only"
     if unit not in MAY_IMPORT.get(top, {unit}) or (unit, top) == ("kernels", "transformers"):
         return f"{unit} may not import {top}"
-    return (
-        "only kernels/fused may import triton" if top == "triton" and "kernels/fused/" not in path else None
-    )
+    return f"only {FUSED} may import triton" if top == "triton" and not path.startswith(FUSED) else None
 
 
 def modules(package: Path) -> list[Path]:
@@ -102,6 +109,11 @@ def test_imports_point_one_way() -> None:
     [
         ("kernels/a.py", "import transformers"),
         ("kernels/deep/a.py", "import triton.language as tl"),
+        ("kernels/deep/fused/a.py", "def f():\n    import triton"),
+        ("kernels/api.py", "from gammaray.kernels.fused.attention import attend"),
+        ("kernels/api.py", "from gammaray.kernels import fused"),
+        ("kernels/a.py", "def f():\n    from gammaray.kernels.fused.attention import attend"),
+        ("engine/a.py", "def f():\n    from gammaray.kernels.fused.move import move_kv"),
         ("kernels/a.py", "from gammaray.engine.scheduler import Scheduler"),
         ("engine/a.py", "def f():\n    import ray"),
         ("engine/deep/a.py", "from ...gammaray.api import schema"),
@@ -131,7 +143,8 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("kernels/fused/a.py", "import triton\nimport torch"),
+        ("kernels/fused/a.py", "import triton\nimport torch\nfrom gammaray.kernels.fused import b"),
+        ("kernels/bench/a.py", "def f():\n    from gammaray.kernels.fused.attention import attend"),
         (
             "engine/a.py",
             "import torch\nimport transformers\nfrom gammaray.kernels import api\nfrom . import b",

@@ -61,6 +61,12 @@ def test_the_extras_exist() -> None:
     assert set(EXTRAS) == {"gpu", "dev"}
 
 
+def test_the_tests_run_the_kernels_that_the_gpu_extra_installs() -> None:
+    """Without Triton in `dev`, CI would skip them; with another range, it would run others."""
+    triton = {extra: [line for line in lines if line.startswith("triton")] for extra, lines in EXTRAS.items()}
+    assert triton["dev"] == triton["gpu"] != []
+
+
 def test_the_embedded_model_is_no_dependency() -> None:
     """Declared, it would pull its own build of llama.cpp; `make install` takes it with --no-deps."""
     everything = [*PROJECT["dependencies"], *(line for extra in EXTRAS.values() for line in extra)]
