@@ -268,5 +268,33 @@ def bench_engine(
     print(json.dumps(found) if as_json else bench.as_text(found))
 
 
+@benches.command("kernels")
+def bench_kernels(
+    out: Annotated[
+        list[Path] | None, typer.Option(help="Write to FILE.json or FILE.md; again for both.")
+    ] = None,
+    compile_only: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile every variant for sm_80 and sm_90 instead; needs no GPU."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Check the GPU kernels and time them against memory floors, in at most 4 minutes; no GPU: check only.
+
+    Exit code 1 when a result is wrong.
+    """
+    from gammaray.kernels.bench import command
+
+    if compile_only:
+        raise typer.Exit(command.compile_all(as_json))
+    files = out or []
+    command.check_names(files)
+    os.environ.update(command.environment())
+    made = command.this_machine()
+    command.write(made, files)
+    print(command.as_json(made) if as_json else made.as_markdown())
+    raise typer.Exit(1 if made.failed else 0)
+
+
 if __name__ == "__main__":
     main()

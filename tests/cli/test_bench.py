@@ -1,4 +1,4 @@
-"""`gammaray bench engine --link` as a user runs it. No time is asserted: the machine may be busy."""
+"""`gammaray bench` as a user runs it. No time is asserted: the machine may be busy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -128,3 +129,34 @@ def test_no_process_outlives_one_that_is_interrupted(number: signal.Signals) -> 
 @pytest.mark.parametrize(("tokens", "batch", "depths"), [(64, 32, [2] * 32), (7, 3, [3, 2, 2])])
 def test_drafts_hold_all_tokens_together(tokens: int, batch: int, depths: list[int]) -> None:
     assert Payload(tokens, batch).depths == depths
+
+
+def test_kernels_without_a_gpu_are_checked_and_the_rest_is_listed(tmp_path: Path) -> None:
+    out = tmp_path / "found.md"
+    arguments = ["bench", "kernels", "--json", "--out", str(out)]
+    program = f"import sys\nfrom gammaray import cli\nsys.argv = ['gammaray', *{arguments}]\n" + WITHOUT_RAY
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    data = json.loads(done.stdout)
+    assert {"device", "versions", "rows", "skipped"} <= set(data)
+    assert all(check["ok"] for check in data["checks"])
+    assert {check["check"].split(",")[0] for check in data["checks"]} >= {"attention", "verification"}
+    assert (data["rows"], data["failed"]) == ([], [])
+    assert {entry["reason"] for entry in data["skipped"]} == {"there is no GPU"}
+    assert "attention: 96 shapes" in out.read_text()
+
+
+WITHOUT_RAY = """
+try:
+    cli.main()
+finally:
+    assert "ray" not in sys.modules, "it is to run where only torch and Triton are"
+"""
+
+
+def test_kernels_refuses_a_file_it_has_no_form_for() -> None:
+    command = [sys.executable, "-m", "gammaray.cli", "bench", "kernels", "--out", "found.csv"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "found.csv is neither" in done.stderr
