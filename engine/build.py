@@ -19,6 +19,7 @@ from gammaray.engine.drafters.switch import TenantDrafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.grammar import GrammarCompiler
 from gammaray.engine.graphs import CudaCapture, buckets
+from gammaray.engine.logits import SUPPORT
 from gammaray.engine.parallel import obey
 from gammaray.engine.peers import ALONE, Alone, Link
 from gammaray.engine.profile import measure
@@ -26,6 +27,7 @@ from gammaray.engine.ranks import Meeting, Seat, join
 from gammaray.engine.room import Footprint, footprint
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
+from gammaray.kernels import verification
 from gammaray.kernels.backend import backend
 from gammaray.types import MAX_TREE_NODES, PolicySnapshot
 
@@ -81,6 +83,8 @@ def build_engine(
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
     record_passes(runner, options.max_batch, options.token_budget)
+    if runner.device.type == "cuda" and backend(runner.device) == "fused":
+        verification.warm_up(runner.vocab_size, SUPPORT, runner.dtype, runner.device)
     profile = measure(
         runner,
         options.token_budget,
@@ -138,7 +142,7 @@ def record_passes(runner: ModelRunner, max_batch: int, token_budget: int) -> Non
     blocks = -(-(runner.max_model_len + MAX_TREE_NODES) // runner.block_size)
     try:
         runner.record(buckets(max_batch, token_budget, blocks), CudaCapture())
-    except RuntimeError as error:
+    except Exception as error:  # of CUDA, a compiler, or a foreign model
         log.warning("the model's passes cannot be captured, they run as they are: %s", error)
 
 

@@ -161,6 +161,9 @@ def _has_q(tree: DraftTree, vocab_size: int) -> bool:
     ):
         return False
     normal = bool((probs >= 0).all()) and bool(((probs.sum(-1) - 1).abs() < Q_TOLERANCE).all())  # NaN fails
+    pads = -1 - torch.arange(ids.shape[1], device=ids.device)
+    drawable = torch.where(probs > 0, ids, pads).sort(-1).values
+    normal = normal and bool((drawable.diff(dim=-1) > 0).all())  # each token once
     tokens = torch.tensor(tree.tokens, device=ids.device)
     return normal and bool((ids == tokens[:, None]).any(-1).all())
 

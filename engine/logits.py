@@ -13,7 +13,7 @@ from gammaray.kernels.philox import NoiseKeys, Purpose, gumbel_at
 from gammaray.types import SamplingParams
 
 _WINDOW = 1024  # top_p looks here first: selecting 1024 of 49152 costs an eighth of sorting them
-_SUPPORT = 64  # tokens of q that a draft carries (DraftTree.q_ids)
+SUPPORT = 64  # tokens of q that a draft carries (DraftTree.q_ids)
 
 
 def process(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -59,7 +59,7 @@ def draw_children(
     Returns tokens [N, w], q_ids [N, S] and q_probs [N, S], descending; S = min(64, V) and w = min(width,
     S), or w = width when i.i.d.
     """
-    scores, q_ids = logprobs.topk(min(_SUPPORT, logprobs.shape[1]))  # [N, S]
+    scores, q_ids = logprobs.topk(min(SUPPORT, logprobs.shape[1]))  # [N, S]
     q_log = scores.log_softmax(-1)
     sampled = [drawn != "deterministic" and not row.greedy for row in params]
     noisy = torch.tensor(sampled, device=q_ids.device)  # [N]

@@ -115,8 +115,8 @@ class Tuner:
             return tiles[0]
         times = {tile: measure(tile) for tile in tiles}
         best = min(tiles, key=times.__getitem__)
+        self._chosen[case.key] = best  # also where none runs: trying again would take as long
         if math.isfinite(times[best]):
-            self._chosen[case.key] = best
             self._write(self._read() | {case.key: best})
         return best
 

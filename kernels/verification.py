@@ -243,6 +243,18 @@ def verify(logits: Tensor, batch: VerifyBatch, workspace: VerifyWorkspace) -> Ve
     return VerifyResult.of(workspace.result, size.depth)
 
 
+def warm_up(vocab: int, support: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Launch whatever a batch may need on one of padding only, so that no step waits for a compiler.
+
+    `support`: tokens of q of this engine's drafters. For logits [*, vocab] of `dtype`.
+    """
+    logits = torch.zeros(2, vocab, dtype=dtype, device=device)
+    for tokens in (0, min(support, vocab)):
+        for levels in (False, True):
+            size = Size(1, 2, vocab, 1, tokens, filters=True, constrains=True, levels=levels)
+            verify(logits, VerifyBatch.empty(size, device), VerifyWorkspace.of(size, device))
+
+
 def _passes(batch: VerifyBatch, workspace: VerifyWorkspace) -> Iterator[tuple[bool, Tensor]]:
     """(whether it is the first, the row that each slot scores) of each time that the kernels are launched."""
     if not batch.size.levels:

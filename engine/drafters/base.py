@@ -40,7 +40,8 @@ class DraftTree:
     """K proposed nodes, parents before children, siblings in the order they were drawn.
 
     `parents[i]` is -1 for a child of the root (the last committed token). `q_ids`/`q_probs` hold, for a
-    sampled node, the distribution that it was drawn from (before any sibling was removed).
+    sampled node, the distribution that it was drawn from (before any sibling was removed); ids with q > 0 are
+    distinct.
     """
 
     tokens: tuple[int, ...]

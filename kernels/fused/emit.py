@@ -39,7 +39,7 @@ def unseen(a, offset, tokens):
     return offset - a
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["J", "N", "slots", "plane"])
 def _emit(
     logits, stride, scratch, jobs, J, nodes, N, q_ids, S, cuts, slots, partials, plane, chunks, residual,
     emission, vocab, CHUNK: tl.constexpr,
@@ -72,7 +72,7 @@ def _emit(
     tl.store(out + TOKEN * plane, (first + at).to(tl.int32).to(tl.float32, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["J", "plane", "width", "depth"])
 def _settle(
     logits, stride, jobs, J, partials, plane, chunks, emission, result, width, depth, CHUNKS: tl.constexpr,
 ):  # fmt: skip

@@ -81,7 +81,7 @@ def kept(a, tokens, cut, tie):
     return (key < cut) | ((key == cut) & (tokens <= tie))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["J", "N", "E"])
 def _constrain(
     logits, stride, scratch, rows, jobs, J, nodes, N, masks, words, bans, edits, E, vocab,
     BLOCK: tl.constexpr,

@@ -61,7 +61,7 @@ def noise(jobs, J, job, depth, first, LANE: tl.constexpr, SIZE: tl.constexpr):
     return gumbel_tile(seed, first, position, tl.load(jobs + _SEQUENCE * J + job), LANE, SIZE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["J", "N", "slots", "plane"])
 def _score(
     logits, stride, scratch, rows, jobs, J, nodes, N, cuts, slots, partials, plane, chunks, vocab,
     CHUNK: tl.constexpr,

@@ -149,7 +149,7 @@ def _first_ties(key, wanted, none, items, few, found, row, BLOCK: tl.constexpr, 
     return last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["J", "N", "slots"])
 def _cut(
     logits, stride, scratch, rows, jobs, J, nodes, N, cuts, slots, found, vocab,
     BLOCK: tl.constexpr, ROOM: tl.constexpr,

@@ -110,7 +110,7 @@ def _reject(
     return chosen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["J", "N", "slots", "plane", "width", "depth"])
 def _walk(
     logits, stride, scratch, rows, next_rows, jobs, J, nodes, N, q_ids, q_probs, S, cuts, slots, partials,
     plane, chunks, residual, emission, result, width, depth, vocab, CHUNKS: tl.constexpr,

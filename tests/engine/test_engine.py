@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 from support.decoding import Driver, Foresight, run
 from support.tape import Letters, TapeRunner
 
 from gammaray.engine.drafters.base import Drafter, DraftTree, Ticket
 from gammaray.engine.drafters.ngram import NgramDrafter
+from gammaray.engine.drafting import well_formed
 from gammaray.engine.engine import Engine, EngineOptions
 from gammaray.engine.sequence import State
 from gammaray.errors import InvalidRequest
@@ -193,6 +195,14 @@ def test_a_report_counts_by_tenant_class_and_drafter(script: list[int]) -> None:
     assert totals == {("t", "oracle"): 11, ("default", None): 11}
 
 
+def sampled(ids: list[list[int]], probs: list[list[float]]) -> DraftTree:
+    return DraftTree((1,), (-1,), "iid", torch.tensor(ids), torch.tensor(probs))
+
+
+def test_q_may_be_padded_with_any_token() -> None:
+    assert well_formed(sampled([[1, 2, 1, 1]], [[0.4, 0.6, 0.0, 0.0]]), 4, 1, 8)
+
+
 BROKEN = {
     "a parent that comes later": DraftTree((1, 2), (1, -1)),
     "deeper than asked": DraftTree((1,) * 7, tuple(range(-1, 6))),
@@ -200,6 +210,8 @@ BROKEN = {
     "no parent for a token": DraftTree((1, 2), (-1,)),
     "a token outside the vocabulary": DraftTree((99,), (-1,)),
     "a negative token": DraftTree((-1,), (-1,)),
+    "a token twice in q": sampled([[1, 1, 2]], [[0.3, 0.3, 0.4]]),
+    "a q that is none": sampled([[1, 2]], [[0.3, 0.3]]),
 }
 
 

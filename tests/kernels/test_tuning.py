@@ -93,6 +93,7 @@ def test_candidates_that_cannot_run_are_never_chosen(tmp_path: Path) -> None:
     assert tuner.choose(CASE, lambda tile: 1.0 if tile == tiles[1] else float("inf")) == tiles[1]
     other = Case("another", 90, "bfloat16", 128, 4, 64)
     assert tuner.choose(other, lambda tile: float("inf")) == tiles[0]
+    assert tuner.choose(other, lambda tile: pytest.fail("measured again")) == tiles[0]
     assert other.key not in json.loads((tmp_path / "tiles.json").read_text())["tiles"]
 
 

@@ -8,7 +8,10 @@ the table.
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -56,6 +59,30 @@ def test_no_kernel_is_forgotten() -> None:
     helpers = {name for name in defined if any(re.search(rf"\b{name}\b", text) for text in sources)}
     assert {name for name, fn in defined.items() if fn not in listed} <= helpers
     assert listed
+
+
+MODEL = {"stride", "vocab", "chunks", "S", "words", "qk_stride", "v_stride"}  # arguments that a model fixes
+
+
+def test_no_size_of_a_step_is_compiled_in() -> None:
+    """Catches: a kernel compiled anew, as requests wait, for a count that 16 divides, or that is 1."""
+    script = """
+from importlib import import_module
+from gammaray.kernels.fused import resources
+for name in resources.kernel_modules():
+    for variant in import_module(name).variants():
+        for parameter in variant.kernel.params:
+            number = not variant.signature.get(parameter.name, "*").startswith("*")
+            if number and not parameter.do_not_specialize:
+                print(variant.kernel.fn.__name__, parameter.name, sep=".")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    left = {tuple(line.split(".")) for line in found.stdout.split()}
+    assert {argument for kernel, argument in left if argument not in MODEL} == {"slots"}
+    assert {kernel for kernel, argument in left if argument == "slots"} == {"_move"}  # of the pool
 
 
 def test_the_gate_finds_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,11 @@ def test_zeros_of_both_signs_are_equal(top):
     same(logits, [SamplingParams(temperature=1e-5, **top)] * 2)
 
 
+def test_all_but_one():
+    """Catches: a filter that is taken for none at the edge."""
+    same(torch.arange(9.0)[None], [SamplingParams(seed=1, top_k=8)])
+
+
 def test_as_many_as_there_are_and_more():
     """top_k >= V keeps all, and what is -inf stays out."""
     logits = torch.tensor([[1.0, -torch.inf, 0.5, 2.0]]).expand(3, -1).contiguous()

@@ -7,6 +7,7 @@ Noise is the same stream, and rounding differs in the last bit, so that only a n
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,8 @@ from gammaray.engine.drafters.base import DraftTree
 from gammaray.engine.logprobs import report
 from gammaray.engine.verifier import Verdict, VerifyJob
 from gammaray.kernels import verification
+from gammaray.kernels.fused import emit, score, thresholds, walk
+from gammaray.kernels.fused import logits as logits_kernels
 from gammaray.kernels.verification import Size, VerifyBatch, VerifyWorkspace, by_levels
 from gammaray.types import SamplingParams
 
@@ -103,6 +106,40 @@ def test_a_residual_without_mass_is_p_itself():
     verdicts = fused(rows.repeat(6, 1), jobs)
     assert verdicts == truth(rows.repeat(6, 1), jobs)
     assert {v.tokens[0] for v in verdicts} == {1, 2}
+
+
+@pytest.mark.parametrize("impossible", [0, 2])
+def test_all_mass_of_p_is_in_the_support(impossible):
+    """Sums of p that round to a little below 1. Catches: the rest counted as mass outside of q's support, and
+    tokens that cannot be drawn counted as tokens there."""
+    generator = torch.Generator().manual_seed(0)
+    rows, jobs = [], []
+    for seed in range(12):
+        p = torch.rand(7, generator=generator).index_fill(0, torch.tensor(0), 0.0)
+        own = torch.cat([(p / p.sum()).log(), torch.full((impossible,), float("-inf"))])
+        rows.append(own.repeat(2, 1))
+        jobs.append(sampled([0], [-1], [1.0] * 7, seed=seed))  # which leaves nothing of p
+    assert fused(torch.cat(rows), jobs) == truth(torch.cat(rows), jobs)
+
+
+def test_warming_up_launches_every_kernel_and_harms_nothing(monkeypatch):
+    """Catches: a batch of padding only that a kernel cannot bear."""
+    launches = Counter[str]()
+
+    def count(module, name):
+        launch = getattr(module, name)
+
+        def counting(*args):
+            launches[name] += 1
+            launch(*args)
+
+        monkeypatch.setattr(module, name, counting)
+
+    count(logits_kernels, "constrain")
+    for module, name in ((thresholds, "cut"), (score, "score"), (walk, "walk"), (emit, "emit")):
+        count(module, name)
+    verification.warm_up(VOCAB, 64, torch.float32, torch.device("cpu"))
+    assert launches == {"constrain": 6, "cut": 6, "score": 6, "walk": 6, "emit": 2}
 
 
 def test_duplicates_and_children_that_cannot_have_been_drawn():
