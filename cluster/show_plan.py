@@ -7,13 +7,19 @@ from typing import Any
 
 from gammaray.cluster.plans import Placed, Plan, Unplaced
 from gammaray.cluster.topology import printable
+from gammaray.config import Target
 
 OUTLOOK = "a plan for GPUs was never carried out on real ones: see docs/limits.md"
+REFUSED = "{} works on CPUs only in this version"
 
 
-def with_outlook(plan: Plan) -> Plan:
-    """Says so where a plan is for GPUs."""
-    return replace(plan, notes=(*plan.notes, OUTLOOK)) if any(p.gpus for p in plan.placements) else plan
+def with_outlook(plan: Plan, target: Target) -> Plan:
+    """Says what would become of it where a plan is for GPUs."""
+    if not any(placed.gpus for placed in plan.placements):
+        return plan
+    asked = {"tensor_parallel": target.tensor_parallel > 1, "deterministic": target.deterministic}
+    refused = (f"`serve` would refuse it: {REFUSED.format(name)}" for name, on in asked.items() if on)
+    return replace(plan, notes=(*plan.notes, OUTLOOK, *refused))
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+UNTRIED = (
+    "this version was never tried on a GPU: GAMMARAY_KERNELS=torch does without its kernels, "
+    "CUDA_VISIBLE_DEVICES= without the GPU"
+)
+
 
 class TokenizerDecoder:
     """A tokenizer as the engine's TextDecoder."""
@@ -69,6 +74,8 @@ def build_engine(
             f"tensor_parallel {target.tensor_parallel} takes as many processes and here are {seats}: "
             "`gammaray serve` starts them, anything else needs tensor_parallel: 1"
         )
+    if resolve_device().type == "cuda":
+        log.warning(UNTRIED)
     runner = load_target(config, Link(ranks) if ranks else ALONE, _beside(config, pools))
     tokenizer = loading.load_tokenizer(target.model)
     drafters = {name: _for_all(name, config, pools, runner, tokenizer) for name in config.drafters}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gammaray.errors import ConfigError
+from gammaray.kernels.backend import backend
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,6 +35,12 @@ def check_combination(device: torch.device, deterministic: bool, ranks: int) -> 
         raise ConfigError(
             f"{asked} works on CPUs only: leave it out, or hide the GPUs with CUDA_VISIBLE_DEVICES="
         )
+
+
+def check_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ConfigError where `backend` does, and for numbers that kernels would get wrong."""
+    if backend(device) == "fused" and device.type == "cpu" and dtype == torch.bfloat16:
+        raise ConfigError("Triton's interpreter computes bfloat16 wrongly: set dtype: float32")
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device = CPU) -> torch.dtype:

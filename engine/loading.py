@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gammaray.engine import gguf, invariance, selfcheck
 from gammaray.engine.attention import Model
-from gammaray.engine.device import CPU, check_combination, resolve_device, resolve_dtype
+from gammaray.engine.device import CPU, check_combination, check_kernels, resolve_device, resolve_dtype
 from gammaray.engine.hf import HuggingFaceModel
 from gammaray.engine.lean import LeanModel, has_lean_form
 from gammaray.engine.linear import InvariantLinears, pack_module
@@ -66,6 +66,7 @@ def load_runner(
     place = resolve_device(device)
     check_combination(place, deterministic, ranks.size)
     precision = resolve_dtype(dtype, place)
+    check_kernels(place, precision)
     first = ranks.together(lambda: _load(model, precision, place))
     limit = _length_limit(first, max_model_len)
     vocab_size, eos = first.config.get_text_config().vocab_size, _eos(first)

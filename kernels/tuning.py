@@ -78,7 +78,9 @@ def _half(case: Case) -> tuple[Tile, ...]:
 
 
 def _full(case: Case) -> tuple[Tile, ...]:
-    """Without matrix units a product takes many registers: small tiles."""
+    """Without matrix units a product takes many registers: small tiles. Above 128 even this one spills."""
+    if case.head_dim > 64:
+        return (Tile(16, 16, 8, 3),)
     return Tile(16, 16, 4, 3), Tile(16, 32, 8, 3)
 
 

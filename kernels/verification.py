@@ -2,9 +2,9 @@
 
 The caller packs what it knows into one `VerifyBatch`, launches `verify` and reads one tensor back. The
 rules, the noise and the order of processing are those of `verify.py`, `philox.py` and the engine's
-`logits.py`, which are the truth; the Triton kernels are in `fused/`. They run in this order:
+`logits.py`, which are the truth; the Triton kernels are in `fused/`, a file each. They run in this order:
 
-constrain    penalties, bias and bans of the rows that have any: an edited float32 copy of each
+logits       penalties, bias and bans of the rows that have any: an edited float32 copy of each
 thresholds   where min_p, top_k and top_p cut the rows that have any
 score        one read of the logits: each chunk's maximum, mass and best noisy score
 walk         one program a job: puts the chunks together and follows the tree

@@ -1,4 +1,4 @@
-"""Attention at the sizes of Llama 3, beside torch's SDPA with a dense mask and FlexAttention."""
+"""Attention at the sizes of Llama 3, beside torch's SDPA, with a dense mask for trees, and FlexAttention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gammaray.kernels.api import PagedBatch, paged_tree_attention, plan_attention
-from gammaray.kernels.bench.case import BF16, LLAMA_3_8B, LLAMA_3_70B, Case, Comparison, Heads, Ready
+from gammaray.kernels.bench.case import (
+    BF16,
+    LARGE_BATCH,
+    LARGE_CONTEXT,
+    LLAMA_3_8B,
+    LLAMA_3_70B,
+    Case,
+    Comparison,
+    Heads,
+    Ready,
+)
 
 BATCHES, CONTEXTS, NODES = (1, 8, 32, 128), (1024, 8192, 65536), (1, 8, 32, 64)
 FLEX = ((8, 8192, 1), (8, 8192, 64), (32, 8192, 8), (1, 65536, 8))  # batch, context, nodes; of the 8B model
@@ -98,6 +108,7 @@ def case(shape: Shape, pools: Pools) -> Case:
         prepare=partial(_ready, shape, pools),
         comparisons=tuple(comparisons),
         seconds=15.0,  # the first of a size tries several tiles
+        goal=shape.batch >= LARGE_BATCH and shape.context >= LARGE_CONTEXT,
     )
 
 
@@ -186,6 +197,8 @@ def _sdpa(shape: Shape, pools: Pools) -> Callable[[], object]:
     rows = shape.nodes * shape.heads.group
     q = pools.queries(shape).view(shape.batch, shape.nodes, shape.heads.key, -1, shape.heads.size)
     q = q.permute(0, 2, 3, 1, 4).reshape(shape.batch, shape.heads.key, rows, shape.heads.size)
+    if shape.nodes == 1:  # sees every key
+        return lambda: F.scaled_dot_product_attention(q, k, v)
     seen = _seen(shape, pools.device).repeat(shape.heads.group, 1)  # [G * Q, S]
     bias = torch.zeros(rows, -(-shape.keys // 16) * 16, device=pools.device, dtype=q.dtype)  # aligned rows
     bias = bias[:, : shape.keys].masked_fill_(~seen, -math.inf).expand(shape.batch, 1, -1, -1)

@@ -26,6 +26,8 @@ class Heads:
 LLAMA_3_8B = Heads("Llama-3-8B", 32, 8, 128)
 LLAMA_3_70B = Heads("Llama-3-70B", 64, 8, 128)
 BF16 = 2  # bytes
+LARGE_BATCH, LARGE_CONTEXT = 8, 8192  # from which on attention is to reach its goals
+SEED = 6  # of all that is random: each check and each row begins with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,7 @@ class Ready:
     """A case whose tensors are there."""
 
     run: Callable[[], Tensor]
-    error: Callable[
-        [Tensor], float
-    ]  # of what `run` returned: the largest, by the largest number of the truth
+    error: Callable[[Tensor], float]  # of what `run` returned, by the largest number of the truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Case:
     prepare: Callable[[], Ready]
     comparisons: tuple[Comparison, ...] = ()
     seconds: float = 3.0  # that it may take, compilation included
+    goal: bool = False  # a goal is about it: its comparisons follow at once, all others at the end
 
     @property
     def shape(self) -> str:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from gammaray.kernels import reference, tuning
 from gammaray.kernels.api import PagedBatch
-from gammaray.kernels.bench import joining, moves, verification
+from gammaray.kernels.bench import drafts, joining, moves, verification
 from gammaray.kernels.bench.attention import tree
-from gammaray.kernels.bench.case import Case, Heads, finite
+from gammaray.kernels.bench.case import SEED, Case, Heads, finite
+from gammaray.kernels.tuning import Tile
 from gammaray.kernels.workspace import Workspace
 
 PAGE = 16
@@ -47,6 +48,7 @@ class Planned:
     error: Callable[[], float]
 
     def run(self) -> Check:
+        torch.manual_seed(SEED)
         try:
             return Check(self.check, self.error(), self.tolerance)
         except Exception as problem:  # of a kernel, of any kind: a failed check, and the others still run
@@ -71,15 +73,19 @@ def checks(device: torch.device) -> Iterator[Planned]:
     if device.type != "cpu":
         kinds += [(TINY, torch.float16), *((heads, torch.bfloat16) for heads in (TINY, LIKE_8B, LIKE_70B))]
     for (heads, dtype), rows in product(kinds, (DECODE, TREES)):
-        name = (
-            f"attention, {heads.model} heads, rows of {rows.nodes} nodes, {str(dtype).removeprefix('torch.')}"
-        )
-        yield Planned(name, TOLERANCES[dtype], partial(attention_error, heads, rows, dtype, device))
+        case = _case(heads, rows, dtype, device)
+        every = (heads, dtype) == (LIKE_8B, torch.bfloat16)  # the tiles of the others differ in little
+        for tile in tuning.candidates(case)[: None if every else 1]:
+            name = f"attention, {heads.model} heads, rows of {rows.nodes} nodes, {case.dtype}, {_text(tile)}"
+            error = partial(attention_error, heads, rows, dtype, tile, device)
+            yield Planned(name, TOLERANCES[dtype], error)
     yield of_case(moves.move_case(TINY, 3, 8, device))
     yield of_case(moves.rope_case(TINY, 5, device))
     yield of_case(joining.case(TINY, 2, 4, device))
     for rule in verification.RULES:
         yield of_case(verification.case(verification.Shape(rule, 3, 3, filters=False, vocab=5000), device))
+    for kind in drafts.kinds(device):
+        yield Planned(f"verification, {kind.text}", 0.0, partial(drafts.share_wrong, kind, device))
 
 
 def of_case(case: Case) -> Planned:
@@ -92,30 +98,33 @@ def of_case(case: Case) -> Planned:
     return Planned(f"{case.kernel}, {case.shape}", case.tolerance, error)
 
 
-def attention_error(heads: Heads, rows: Rows, dtype: torch.dtype, device: torch.device) -> float:
+def _case(heads: Heads, rows: Rows, dtype: torch.dtype, device: torch.device) -> tuning.Case:
+    """What the choice of a tile depends on; here nothing is timed, every candidate must be right."""
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    return tuning.Case(
+        device="",
+        capability=10 * major + minor,
+        dtype=str(dtype).removeprefix("torch."),
+        head_dim=heads.size,
+        group=heads.group,
+        rows=tuning.query_rows(sum(rows.nodes), len(rows.nodes), heads.group),
+    )
+
+
+def _text(tile: Tile) -> str:
+    return f"tile {tile.block_m}x{tile.block_n} of {tile.warps} warps and {tile.stages} stages"
+
+
+def attention_error(heads: Heads, rows: Rows, dtype: torch.dtype, tile: Tile, device: torch.device) -> float:
+    from gammaray.kernels.fused import launch
+
     batch = ragged(rows, device)
     k, v = (_pool(batch, heads, dtype, device) for _ in range(2))
     q = torch.randn(sum(rows.nodes), heads.query, heads.size, device=device).to(dtype)
-    got = _first_candidate(q, k, v, batch)
-    truth = reference.paged_tree_attention(q.float(), k.float(), v.float(), batch, scaling=heads.size**-0.5)
+    scaling = heads.size**-0.5
+    got = launch.paged_tree_attention(q, k, v, batch, launch.Scores(scaling), Workspace(), tile=tile)
+    truth = reference.paged_tree_attention(q.float(), k.float(), v.float(), batch, scaling=scaling)
     return float((got.float() - truth).abs().max() / truth.abs().max())
-
-
-def _first_candidate(q: Tensor, k: Tensor, v: Tensor, batch: PagedBatch) -> Tensor:
-    """The fused kernel without a search for the best tile, which would compile for minutes here."""
-    from gammaray.kernels.fused import launch
-
-    group, rows = q.shape[1] // k.shape[2], len(batch.cu_seqlens) - 1
-    case = tuning.Case(
-        device="",
-        capability=0,  # what any GPU can run
-        dtype=str(q.dtype).removeprefix("torch."),
-        head_dim=q.shape[2],
-        group=group,
-        rows=tuning.query_rows(len(q), rows, group),
-    )
-    scores, tile = launch.Scores(q.shape[2] ** -0.5), tuning.candidates(case)[0]
-    return launch.paged_tree_attention(q, k, v, batch, scores, Workspace(), tile=tile)
 
 
 def ragged(rows: Rows, device: torch.device) -> PagedBatch:

@@ -1,18 +1,19 @@
-"""`gammaray bench kernels`: correctness first, then times where there is a CUDA device."""
+"""`gammaray bench kernels`: correctness, then times where there is a CUDA device; or compilation alone."""
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from gammaray.errors import ConfigError
-from gammaray.kernels.backend import backend
-from gammaray.kernels.bench import attention, joining, moves, report, verification
+from gammaray.kernels.backend import VARIABLE
+from gammaray.kernels.bench import attention, joining, moves, output, report, verification
 from gammaray.kernels.bench.case import Case, Skipped
 from gammaray.kernels.bench.check import Planned, checks
 from gammaray.kernels.bench.report import Report
@@ -21,7 +22,43 @@ from gammaray.kernels.bench.timing import CudaTimer, Timer, roofs
 
 LIMIT_S = 225.0  # of the 240 that the command may take: Python and torch start before
 FREE = 0.85  # share of the free memory for our cases; what they are compared with needs some, too
-SUFFIXES = (".json", ".md")
+
+
+def run(files: Sequence[Path], compile_only: bool, as_json: bool) -> int:
+    """Print a report and write it to `files`. Returns the exit code: 1 where something is wrong.
+
+    Raises ConfigError for files that cannot be written and where fused kernels cannot be had.
+    """
+    output.check(files)
+    require_fused()
+    made: output.Made = compiled() if compile_only else this_machine()
+    print(output.to_json(made) if as_json else made.as_text(), flush=True)
+    output.write(made, files)
+    return 1 if made.failed else 0
+
+
+def require_fused() -> None:
+    wanted = os.environ.get(VARIABLE, "auto")
+    if wanted not in ("auto", "fused"):
+        raise ConfigError(
+            f"bench kernels runs fused kernels, and {VARIABLE} is {wanted!r}: unset it, or use auto or fused"
+        )
+    if find_spec("triton") is None:
+        raise ConfigError(
+            "bench kernels needs Triton: "
+            "pip install -e '.[gpu]' (from a checkout) or pip install 'gammaray[gpu]'"
+        )
+
+
+def compiled() -> output.Made:
+    """Every variant of every kernel, compiled; in a terminal a line says how far that is."""
+    from gammaray.kernels.fused import resources
+
+    return resources.compiled(_progress if sys.stderr.isatty() else None)
+
+
+def _progress(done: int, total: int) -> None:
+    print(f"\r{done} of {total} compiled", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def environment() -> dict[str, str]:
@@ -31,9 +68,9 @@ def environment() -> dict[str, str]:
 
 
 def this_machine(limit_s: float = LIMIT_S) -> Report:
-    """Checks and times on the GPU; without one, checks alone. Raises ConfigError where Triton is missing."""
+    """Checks and times on the GPU; without one, checks alone."""
+    os.environ.update(environment())
     budget, device = Budget(limit_s), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    backend(device)
     if device.type == "cpu":
         return without_times(device, list(checks(device)), cases(device), budget)
     free = int(torch.cuda.mem_get_info()[0] * FREE)
@@ -70,29 +107,3 @@ def with_times(
     top = roofs(timer, device)
     found = measure(cases, timer, top, free, budget)
     return Report(report.device(device), report.versions(), done, found, top, budget.spent_s)
-
-
-def check_names(files: Sequence[Path]) -> None:
-    """Raises ConfigError for a file that `write` has no form for."""
-    for file in files:
-        if file.suffix not in SUFFIXES:
-            raise ConfigError(f"--out writes {' and '.join(SUFFIXES)}, by the name; {file} is neither")
-
-
-def write(made: Report, files: Sequence[Path]) -> None:
-    for file in files:
-        text = as_json(made) if file.suffix == ".json" else made.as_markdown()
-        file.write_text(text + "\n")
-
-
-def as_json(made: Report) -> str:
-    return json.dumps(made.as_json(), indent=1)
-
-
-def compile_all(as_json: bool) -> int:
-    """Compile every variant of every kernel and print what it takes. Returns the exit code."""
-    from gammaray.kernels.fused import resources
-
-    usages = resources.measure()
-    print(json.dumps([asdict(usage) for usage in usages]) if as_json else resources.as_text(usages))
-    return 1 if any(usage.problems for usage in usages) else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gammaray.kernels.bench.case import Row
+from gammaray.kernels.bench.case import LARGE_BATCH, LARGE_CONTEXT, Row
 
 MEMORY_BOUND = (
     64  # query rows a key head (nodes x group) up to which verification should cost what decoding does
@@ -84,7 +84,8 @@ def _query_rows(row: Row) -> int:
 
 def _large(row: Row) -> bool:
     sizes = row.case.sizes
-    return int(sizes["batch"]) >= 8 and int(sizes["context"]) >= 8192 and _query_rows(row) <= MEMORY_BOUND
+    large = int(sizes["batch"]) >= LARGE_BATCH and int(sizes["context"]) >= LARGE_CONTEXT
+    return large and _query_rows(row) <= MEMORY_BOUND
 
 
 def _reachable(row: Row) -> bool:

@@ -26,7 +26,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 def move_case(heads: Heads, layers: int, slots: int, device: torch.device) -> Case:
     number = layers * heads.key * heads.size * BF16  # bytes of a slot's keys
     return Case(
-        kernel="kv_move",
+        kernel="move",
         sizes={"model": heads.model, "layers": layers, "slots": slots},
         moved=2 * slots * 2 * number,
         operations=0,
@@ -57,7 +57,7 @@ def _move(heads: Heads, layers: int, slots: int, device: torch.device) -> Ready:
 def rope_case(heads: Heads, tokens: int, device: torch.device) -> Case:
     numbers = (heads.query + 2 * heads.key) * heads.size
     return Case(
-        kernel="rope_and_write",
+        kernel="rope",
         sizes={"model": heads.model, "tokens": tokens},
         moved=tokens * (2 * numbers + 2 * heads.size) * BF16,
         operations=0,

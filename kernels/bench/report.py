@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gammaray.kernels.bench.case import Roofs, Row
+from gammaray.kernels.bench.case import SEED, Roofs, Row
 from gammaray.kernels.bench.check import Check
 from gammaray.kernels.bench.goals import goals
 from gammaray.kernels.bench.run import Found
@@ -41,6 +41,7 @@ class Report:
         return {
             "device": self.device,
             "versions": self.versions,
+            "seed": SEED,
             "seconds": round(self.seconds, 1),
             "measured": _roofs(self.roofs) if self.roofs else None,
             "checks": [check.as_json() for check in self.checks],
@@ -49,6 +50,9 @@ class Report:
             "skipped": [asdict(one) for one in self.found.skipped],
             "failed": self.failed,
         }
+
+    def as_text(self) -> str:
+        return self.as_markdown()
 
     def as_markdown(self) -> str:
         return "\n".join(_lines(self))
@@ -92,6 +96,7 @@ def _roofs(roofs: Roofs) -> dict[str, float]:
 def _lines(report: Report) -> Iterator[str]:
     yield f"Device: {_listed(report.device)}"
     yield f"Versions: {_listed(report.versions)}"
+    yield f"Seed: {SEED}"
     if report.roofs:
         yield f"Measured: {_listed(_roofs(report.roofs))}"
     yield from ("", *_table(("check", "error", "allowed", ""), map(_check, report.checks)))
@@ -107,10 +112,8 @@ def _lines(report: Report) -> Iterator[str]:
             "others, us",
         )
         yield from ("", *_table(head, map(_row, report.found.rows)))
-        found = (
-            (g.goal, g.verdict, f"{g.met} of {g.judged}", g.worst, g.note) for g in goals(report.found.rows)
-        )
-        yield from ("", *_table(("goal on an H200", "", "rows that meet it", "worst", ""), found))
+    found = ((g.goal, g.verdict, f"{g.met} of {g.judged}", g.worst, g.note) for g in goals(report.found.rows))
+    yield from ("", *_table(("goal on an H200", "", "rows that meet it", "worst", ""), found))
     if report.found.skipped:
         yield from ("", *_table(("skipped", "why"), ((one.what, one.reason) for one in report.found.skipped)))
     yield from ("", *(f"FAILED {line}" for line in report.failed))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gammaray.kernels.bench.case import Case, Comparison, Roofs, Row, Skipped
+from gammaray.kernels.bench.case import SEED, Case, Comparison, Roofs, Row, Skipped
 from gammaray.kernels.bench.timing import Timer
 
 
@@ -34,7 +34,10 @@ class Found:
 
 
 def measure(cases: Sequence[Case], timer: Timer, roofs: Roofs, memory: int, budget: Budget) -> Found:
-    """Our kernels in the order of `cases`, then what they are compared with. `memory`: free bytes."""
+    """Our kernels in the order of `cases`; comparisons behind their row where a goal is about it, else last.
+
+    `memory`: free bytes.
+    """
     found = Found()
     for case in cases:
         what = f"{case.kernel} {case.shape}"
@@ -45,12 +48,14 @@ def measure(cases: Sequence[Case], timer: Timer, roofs: Roofs, memory: int, budg
             found.skipped.append(Skipped(what, "out of time"))
         else:
             _row(case, what, timer, roofs, found)
-    _compare(found, timer, budget)
+            _compare([row for row in found.rows[-1:] if row.case is case and case.goal], found, timer, budget)
+    _compare([row for row in found.rows if not row.case.goal], found, timer, budget)
     return found
 
 
 def _row(case: Case, what: str, timer: Timer, roofs: Roofs, found: Found) -> None:
     try:
+        torch.manual_seed(SEED)
         ready = case.prepare()
         us = timer(ready.run)
         found.rows.append(Row(case, us, ready.error(ready.run()), roofs))
@@ -60,9 +65,9 @@ def _row(case: Case, what: str, timer: Timer, roofs: Roofs, found: Found) -> Non
         found.failed.append(f"{what}: {_last_line(problem)}")
 
 
-def _compare(found: Found, timer: Timer, budget: Budget) -> None:
-    """Cheap comparisons of all rows before dear ones."""
-    pairs = [(row, one) for row in found.rows for one in row.case.comparisons]
+def _compare(rows: Sequence[Row], found: Found, timer: Timer, budget: Budget) -> None:
+    """Cheap comparisons of all these rows before dear ones."""
+    pairs = [(row, one) for row in rows for one in row.case.comparisons]
     for row, one in sorted(pairs, key=lambda pair: pair[1].seconds):
         reason = _add(row, one, timer) if budget.allows(one.seconds) else "out of time"
         if reason:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from gammaray.kernels import verify as rules
 from gammaray.kernels.bench.case import Case, Ready
-from gammaray.kernels.philox import NoiseKeys, Purpose, uniform
+from gammaray.kernels.bench.walks import CUT, apart, tried
+from gammaray.kernels.philox import NoiseKeys, Purpose, gumbel, uniform
 from gammaray.kernels.verification import (
     Job,
     Node,
@@ -107,35 +108,42 @@ class Truth:
 
     def __init__(self, shape: Shape, logits: Tensor) -> None:
         self._shape, self.device = shape, logits.device
-        logprobs = _process(logits, shape)  # [N, V]
+        logprobs, clear = _process(logits, shape)  # [N, V], [N]
         self.q_ids, self.q_probs = _top(logprobs)  # [N, S] of the node in this row, from its parent's row
         if shape.rule == "rejection":
             self.tokens = self.q_ids.gather(1, self.q_probs.multinomial(1))[:, 0]
-            self._accepted, self._emitted = self._reject(logprobs)
+            self._accepted, self._emitted, sure = self._reject(logprobs)
         else:
-            keys = self._keys(Purpose.TARGET)
-            own = logprobs.argmax(-1) if shape.rule == "greedy" else rules.draw(logprobs, keys)
+            own, sure = self._own(logits, logprobs)
             other = torch.randint(shape.vocab, own.shape, device=self.device)
             drafted = torch.where(torch.rand(own.shape, device=self.device) < ACCEPTED, own, other)
             self.tokens = drafted.roll(1)
             self._accepted, self._emitted = own == drafted, own
         self.tokens.view(shape.batch, -1)[:, 0] = -1  # the roots
+        self.decided = clear & sure  # [N], see `walks.py`
 
     def share_wrong(self, found: VerifyResult) -> float:
-        """Share of the jobs that emit other tokens."""
+        """Share of the jobs that emit other tokens, as far as their steps are decided."""
         jobs = (self._shape.batch, -1)
         accepted = self._accepted.view(jobs)[:, :-1].long().cumprod(1).sum(1).tolist()  # [J]
+        decided = self.decided.view(jobs).long().cumprod(1).sum(1).tolist()  # [J] of the first rows
         emitted, tokens = self._emitted.view(jobs).tolist(), self.tokens.view(jobs).tolist()
         wrong = 0
-        for job, length in enumerate(accepted):
-            expected = [*tokens[job][1 : length + 1], emitted[job][length]]
-            wrong += (
-                found.tokens[job, : length + 1].tolist() != expected or int(found.accepted[job]) != length
-            )
+        for job, (length, steps) in enumerate(zip(accepted, decided, strict=True)):
+            expected = [*tokens[job][1 : length + 1], emitted[job][length]][:steps]
+            same = found.tokens[job, : len(expected)].tolist() == expected
+            wrong += not same or (steps > length and int(found.accepted[job]) != length)
         return wrong / len(accepted)
 
-    def _reject(self, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row with its one child: whether that is accepted, and what is emitted if not."""
+    def _own(self, logits: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """What each row emits whatever was drafted, and whether that is decided."""
+        if self._shape.rule == "greedy":
+            own = logits.argmax(-1)
+            return own, torch.ones_like(own, dtype=torch.bool)
+        return _draw(logprobs, self._keys(Purpose.TARGET))
+
+    def _reject(self, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Each row with its one child: is that accepted, what is emitted if not, and are both decided."""
         leaf = (
             torch.arange(self._shape.rows, device=self.device) % (1 + self._shape.nodes) == self._shape.nodes
         )
@@ -145,8 +153,9 @@ class Truth:
             q_probs=self.q_probs.roll(-1, 0).masked_fill(leaf[:, None], 0.0),
             without_replacement=torch.zeros_like(leaf),
         )
-        chosen, rest = rules.try_children(logprobs, children, uniform(self._keys(Purpose.ACCEPT), 1))
-        return chosen == 0, rules.draw(rest.log(), self._keys(Purpose.RESIDUAL))
+        (chosen, rest), sure = tried(logprobs, children, uniform(self._keys(Purpose.ACCEPT), 1))
+        emitted, clear = _draw(rest.log(), self._keys(Purpose.RESIDUAL))
+        return chosen == 0, emitted, sure & (clear | (chosen == 0))
 
     def _keys(self, purpose: Purpose) -> NoiseKeys:
         """Job j has seed and sequence j and begins at position j."""
@@ -157,16 +166,25 @@ class Truth:
         )
 
 
-def _process(logits: Tensor, shape: Shape) -> Tensor:
-    """Log-probabilities [N, V] float32 after temperature, top_k and top_p."""
+def _draw(logprobs: Tensor, keys: NoiseKeys) -> tuple[Tensor, Tensor]:
+    """`rules.draw` [N], and whether the best is clear of the second."""
+    scores = logprobs + gumbel(keys, logprobs.shape[1])
+    return scores.argmax(-1), apart(scores)
+
+
+def _process(logits: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [N, V] float32 after temperature, top_k and top_p, and whether the cut is decided."""
     scaled = logits.float() if shape.rule == "greedy" else logits.float() / TEMPERATURE
+    clear = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
     if shape.filters:
         top, ids = scaled.sort(descending=True, stable=True)
         top, ids = top[:, :TOP_K], ids[:, :TOP_K]
         share = top.softmax(-1)
-        top = top.masked_fill(share.cumsum(-1) - share >= TOP_P, -math.inf)
+        before = share.cumsum(-1) - share
+        clear = ((before - TOP_P).abs() > CUT).all(-1)
+        top = top.masked_fill(before >= TOP_P, -math.inf)
         scaled = torch.full_like(scaled, -math.inf).scatter_(1, ids, top)
-    return scaled.log_softmax(-1)
+    return scaled.log_softmax(-1), clear
 
 
 def _top(logprobs: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ Origin     online softmax: Milakov and Gimelshein, arXiv 1805.02867; tiles: Dao,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -272,30 +273,57 @@ def _tanh(x):
     return tl.where(x < 0, -size, size)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    model: str
+    kind: str
+    kv_heads: int
+    group: int
+    dim: int
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    words: int = 1
+    usual: bool = (
+        True  # splits with small tiles, as few query rows come with long contexts; else with large ones
+    )
+
+
+_SHAPES = (
+    _Shape("Llama-3-8B", "bf16", 8, 4, 128),
+    _Shape("Llama-3-70B", "bf16", 8, 8, 128, usual=False),
+    _Shape("gpt-oss", "bf16", 8, 8, 64, window=128, sinks=True, words=2),
+    _Shape("Gemma-2", "bf16", 8, 2, 256, window=4096, softcap=50.0),
+    _Shape("SmolLM2", "fp16", 3, 3, 64),
+    _Shape("SmolLM2", "fp32", 3, 3, 64),
+    _Shape("Llama-3-8B", "fp32", 8, 4, 128),
+)
+_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
 def variants() -> Iterator[Variant]:
-    """Every candidate tile at the shapes of Llama-3-8B, Llama-3-70B and SmolLM2."""
-    shapes = [("Llama-3-8B", "bf16", 8, 4, 128), ("Llama-3-70B", "bf16", 8, 8, 128)]
-    shapes += [("SmolLM2", "fp16", 3, 3, 64), ("SmolLM2", "fp32", 3, 3, 64)]
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    for model, kind, kv_heads, group, dim in shapes:
-        cases = [Case("", WIDE_SINCE, names[kind], dim, group, rows) for rows in (16, 32, 64, MOST_ROWS)]
+    """Every candidate tile at shapes of models, with what these ask for."""
+    for shape in _SHAPES:
+        kind, rows = _NAMES[shape.kind], (16, 32, 64, MOST_ROWS)
+        cases = [Case("", WIDE_SINCE, kind, shape.dim, shape.group, count) for count in rows]
         for tile in dict.fromkeys(tile for case in cases for tile in candidates(case)):
-            yield _variant(model, kind, kv_heads, group, dim, tile)
+            yield _variant(shape, tile)
 
 
-def _variant(model: str, kind: str, kv_heads: int, group: int, dim: int, tile: Tile) -> Variant:
-    split = tile.block_m <= 32  # few query rows come with long contexts
+def _variant(shape: _Shape, tile: Tile) -> Variant:
+    split = (tile.block_m <= 32) == shape.usual
     pointers = dict.fromkeys(attend.arg_names[5:12], "*i64")  # all of the batch
-    pointers |= dict.fromkeys(("q", "k_pool", "v_pool", "out"), f"*{kind}")
-    constants = {"SCALING": dim**-0.5, "SOFTCAP": None, "WINDOW": None, "SINKS": False, "sinks": None}
-    constants |= {"KV_HEADS": kv_heads, "GROUP": group, "D": dim, "DV": dim, "PAGE": 16, "WORDS": 1}
-    constants |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "SPLIT": split}
-    if split:
-        pointers |= {"out": "*fp32", "weight": "*fp32"}
-    else:
-        constants["weight"] = None
+    pointers |= dict.fromkeys(("q", "k_pool", "v_pool", "out"), f"*{shape.kind}")
+    constants = {"SCALING": shape.dim**-0.5, "SOFTCAP": shape.softcap, "WINDOW": shape.window}
+    constants |= {"KV_HEADS": shape.kv_heads, "GROUP": shape.group, "D": shape.dim, "DV": shape.dim}
+    constants |= {"PAGE": 16, "WORDS": shape.words, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n}
+    constants |= {"SPLIT": split, "SINKS": shape.sinks}
+    absent = {"weight": split, "sinks": shape.sinks}
+    constants |= {name: None for name, given in absent.items() if not given}
+    pointers |= {"out": "*fp32", "weight": "*fp32"} if split else {}
+    pointers |= {"sinks": f"*{shape.kind}"} if shape.sinks else {}
     return Variant(
-        f"attention {model} {kind} {tile.block_m}x{tile.block_n} w{tile.warps} s{tile.stages}",
+        f"attention {shape.model} {shape.kind} {tile.block_m}x{tile.block_n} w{tile.warps} s{tile.stages}",
         attend,
         {**pointers, "rows": "i32", "blocks": "i32"},
         constants,

@@ -141,5 +141,5 @@ def variants() -> Iterator[Variant]:
     for dtype in ("bf16", "fp32"):
         yield Variant(f"emit {dtype}", _emit, signature(_emit, dtype, ["CHUNK"]), {"CHUNK": CHUNK}, WARPS)
         yield Variant(
-            f"settle {dtype}", _settle, signature(_settle, dtype, ["CHUNKS"]), {"CHUNKS": chunks}, 1
+            f"emit {dtype}, settle", _settle, signature(_settle, dtype, ["CHUNKS"]), {"CHUNKS": chunks}, 1
         )

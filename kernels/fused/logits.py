@@ -174,7 +174,7 @@ def variants() -> Iterator[Variant]:
     """Ways to compile `constrain`, see `Variant`."""
     for dtype in ("bf16", "fp32"):
         yield Variant(
-            name=f"constrain {dtype}",
+            name=f"logits {dtype}",
             kernel=_constrain,
             signature=signature(_constrain, dtype, ["BLOCK"]),
             constants={"BLOCK": BLOCK},

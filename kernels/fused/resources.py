@@ -16,8 +16,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -74,30 +75,66 @@ class _Job:
     arch: int
 
 
-def measure(modules: Sequence[str] = (), processes: int = 2) -> list[Usage]:
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What `gammaray bench kernels --compile` reports."""
+
+    usages: Sequence[Usage]
+
+    @property
+    def failed(self) -> list[str]:
+        return [f"{u.variant} on sm_{u.arch}: {what}" for u in self.usages for what in u.problems]
+
+    def as_json(self) -> dict[str, object]:
+        variants = [asdict(usage) | {"problems": usage.problems} for usage in self.usages]
+        return {"triton": triton.__version__, "variants": variants}
+
+    def as_text(self) -> str:
+        """A table, and below it what is wrong."""
+        width = max(len(usage.variant) for usage in self.usages)
+        lines = [f"{'variant':<{width}}  arch    warps  regs  spill st/ld   shared KB     s"]
+        lines += [f"{usage.variant:<{width}}  {_figures(usage)}" for usage in self.usages]
+        lines += [f"PROBLEM {line}" for line in self.failed]
+        untested = sum(usage.arch == UNTESTED for usage in self.usages)
+        version = f"Triton {triton.__version__}"
+        return "\n".join(
+            [*lines, f"{version}; {untested} for sm_{UNTESTED}, which nobody tried; nothing was run"]
+        )
+
+    def as_markdown(self) -> str:
+        return f"```\n{self.as_text()}\n```"
+
+
+Progress = Callable[[int, int], None]  # compiled, of how many
+
+
+def compiled(progress: Progress | None = None) -> Compiled:
+    """All that this folder launches."""
+    return Compiled(measure(progress=progress))
+
+
+def measure(modules: Sequence[str] = (), processes: int = 2, progress: Progress | None = None) -> list[Usage]:
     """Compile what `modules` launch, all of this folder without any, in a process of their own.
 
     Raises GammarayError when that process fails.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", __name__, str(processes), *modules]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise GammarayError(f"compiling the kernels failed: {done.stderr.strip() or done.stdout.strip()}")
-    return [Usage(**json.loads(line)) for line in done.stdout.splitlines()]
-
-
-def as_text(usages: Sequence[Usage]) -> str:
-    """A table, and below it what is wrong."""
-    width = max(len(usage.variant) for usage in usages)
-    lines = [f"{'variant':<{width}}  arch    warps  regs  spill st/ld   shared KB     s"]
-    lines += [f"{usage.variant:<{width}}  {_figures(usage)}" for usage in usages]
-    lines += [f"PROBLEM {u.variant} on sm_{u.arch}: {what}" for u in usages for what in u.problems]
-    untested = sum(usage.arch == UNTESTED for usage in usages)
-    lines.append(
-        f"Triton {triton.__version__}; {untested} for sm_{UNTESTED}, which nobody tried; nothing was run"
-    )
-    return "\n".join(lines)
+    with tempfile.TemporaryFile("w+") as said:
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=said, text=True
+        ) as child:
+            assert child.stdout is not None
+            lines, total = [], 0
+            for line in child.stdout:  # the first is how many will follow
+                lines.append(line)
+                total = total or int(line)
+                if progress:
+                    progress(len(lines) - 1, total)
+        if child.returncode:
+            said.seek(0)
+            raise GammarayError(f"compiling the kernels failed: {said.read().strip() or ''.join(lines)}")
+    return [Usage(**json.loads(line)) for line in lines[1:]]
 
 
 def _figures(u: Usage) -> str:
@@ -170,6 +207,7 @@ def _run(job: _Job) -> Usage:
 
 def main(processes: int, modules: Sequence[str]) -> None:
     jobs = list(_jobs(modules or kernel_modules()))
+    print(len(jobs), flush=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         for usage in pool.map(_run, jobs):

@@ -223,7 +223,8 @@ def plan(
 
     settings, files = load(config), [*(topology or ()), *(more or ())]
     found = matrix.read_all(files, gpu_name) if files else [nvml.this_machine(gpu_name)]
-    made = show_plan.with_outlook(plan(found, demand(settings, sizes=any(node.gpus for node in found))))
+    made = plan(found, demand(settings, sizes=any(node.gpus for node in found)))
+    made = show_plan.with_outlook(made, settings.target)
     print(json.dumps(show_plan.as_json(made)) if as_json else show_plan.as_text(made))
     raise typer.Exit(1 if made.unplaced else 0)
 
@@ -281,19 +282,12 @@ def bench_kernels(
 ) -> None:
     """Check the GPU kernels and time them against memory floors, in at most 4 minutes; no GPU: check only.
 
-    Exit code 1 when a result is wrong.
+    Exit codes: 0 nothing is wrong; 1 a result is wrong, or a variant spills or does not compile; 2 bad input,
+    such as a file that cannot be written, or Triton is missing.
     """
     from gammaray.kernels.bench import command
 
-    if compile_only:
-        raise typer.Exit(command.compile_all(as_json))
-    files = out or []
-    command.check_names(files)
-    os.environ.update(command.environment())
-    made = command.this_machine()
-    command.write(made, files)
-    print(command.as_json(made) if as_json else made.as_markdown())
-    raise typer.Exit(1 if made.failed else 0)
+    raise typer.Exit(command.run(out or [], compile_only, as_json))
 
 
 if __name__ == "__main__":

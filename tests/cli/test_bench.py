@@ -160,3 +160,25 @@ def test_kernels_refuses_a_file_it_has_no_form_for() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "found.csv is neither" in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--compile"]])
+def test_kernels_without_triton_says_how_to_get_it(more: list[str]) -> None:
+    """A module that is None cannot be imported, as if it were not there."""
+    program = f"""
+import sys
+sys.modules["triton"] = None
+from gammaray import cli
+sys.argv = ["gammaray", "bench", "kernels", *{more}]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "bench kernels needs Triton: pip install -e '.[gpu]'" in line
+
+
+def test_kernels_says_its_exit_codes() -> None:
+    command = [sys.executable, "-m", "gammaray.cli", "bench", "kernels", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
+    assert all(code in done.stdout for code in ("0 nothing is wrong", "1 a result is wrong", "2 bad input"))

@@ -139,10 +139,12 @@ except SystemExit as done:
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
 
 
-def test_a_plan_for_gpus_says_that_it_is_not_carried_out_yet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["tensor_parallel: 1", "deterministic: true"])
+def test_a_plan_for_gpus_says_what_would_become_of_it(asked: str, tmp_path: Path) -> None:
     file = tmp_path / "node.json"
     file.write_text('{"gpu_name": "NVIDIA H100 80GB HBM3", "matrix": [["X"]]}')
     config = tmp_path / "c.yaml"
-    config.write_text("target: {model: some-8B}")
+    config.write_text(f"target: {{model: some-8B, {asked}}}")
     done = plan(tmp_path, str(config), "--topology", str(file))
     assert "was never carried out on real ones" in done.stdout
+    assert ("deterministic works on CPUs only" in done.stdout) is ("deterministic" in asked)

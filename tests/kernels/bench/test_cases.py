@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from gammaray.kernels.bench import attention, command
+from gammaray.kernels import tuning
+from gammaray.kernels.bench import attention, check, command
 from gammaray.kernels.bench.attention import Pools, Shape, paged, tree
 from gammaray.kernels.bench.case import LLAMA_3_8B, Heads
 from gammaray.kernels.reference import paged_tree_attention
@@ -37,11 +39,37 @@ def test_every_promised_shape_is_there() -> None:
     assert {case.kernel for case in cases} == {
         "attention",
         "merge",
-        "kv_move",
-        "rope_and_write",
+        "move",
+        "rope",
         "verification",
     }
     assert len({(case.kernel, case.shape) for case in cases}) == len(cases)
+    goal = [case.sizes for case in cases if case.goal]
+    assert len(goal) == 2 * 3 * 2 * 4
+    assert all(int(sizes["batch"]) >= 8 and int(sizes["context"]) >= 8192 for sizes in goal)
+
+
+def test_one_node_sees_every_key_and_sdpa_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask of zeros would keep SDPA from its fastest kernels, and flatter ours."""
+    masks = []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *_, attn_mask=None: masks.append(attn_mask))
+    for nodes in (1, 8):
+        attention._sdpa(Shape(SMALL, 2, 37, nodes), Pools(CPU, torch.float32))()
+    assert [mask is None for mask in masks] == [True, False]
+
+
+def test_on_a_gpu_every_tile_it_may_choose_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widest is not launched below compute capability 9.0: a check that assumes less never runs it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    names = [planned.check for planned in check.checks(torch.device("cuda"))]
+    assert len(set(names)) == len(names)
+    for rows, group_rows in ((check.DECODE, 16), (check.TREES, 128)):
+        case = tuning.Case("", 90, "bfloat16", 128, 4, group_rows)
+        tiles = [check._text(tile) for tile in tuning.candidates(case)]
+        of = [name for name in names if name.startswith(f"attention, 8B heads, rows of {rows.nodes} nodes")]
+        assert [name.partition("tile ")[2] for name in of] == [tile.removeprefix("tile ") for tile in tiles]
+    assert any(check._text(tuning.WIDE) in name for name in names)
+    assert sum(name.startswith("verification, trees") for name in names) == 3 * 4 * 2
 
 
 @pytest.mark.parametrize("nodes", [1, 8, 64])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from gammaray.errors import ConfigError
-from gammaray.kernels.bench import command
-from gammaray.kernels.bench.case import Case, Comparison, Ready, Roofs
+from gammaray.errors import ConfigError, GammarayError
+from gammaray.kernels.bench import command, output
+from gammaray.kernels.bench.case import SEED, Case, Comparison, Ready, Roofs
 from gammaray.kernels.bench.check import Planned
+from gammaray.kernels.bench.report import Report
 from gammaray.kernels.bench.run import Budget, Found, measure
 from gammaray.kernels.bench.timing import roofs
 
@@ -128,7 +130,7 @@ def test_a_kernel_that_raises_or_errs_is_a_failure_and_the_rest_goes_on() -> Non
         "probe a batch 2",
     ]
     assert "FAILED probe a batch 2: RuntimeError: bad" in report.as_markdown()
-    assert "NaN" not in command.as_json(report) and "Infinity" not in command.as_json(report)
+    assert "NaN" not in output.to_json(report) and "Infinity" not in output.to_json(report)
 
 
 def raising_float() -> float:
@@ -157,7 +159,7 @@ def test_the_report_has_the_promised_shape(tmp_path: Path) -> None:
         CPU, [], [case("a", other("sdpa", 1.0, order))], FakeTimer(Clock()), 1000, Budget(100)
     )
     files = [tmp_path / "found.json", tmp_path / "found.md"]
-    command.write(report, files)
+    output.write(report, files)
     data = json.loads(files[0].read_text())
     assert {"device", "versions", "rows", "skipped", "goals", "checks", "measured", "failed"} <= set(data)
     (row,) = data["rows"]
@@ -167,6 +169,97 @@ def test_the_report_has_the_promised_shape(tmp_path: Path) -> None:
     assert report.failed == []
 
 
-def test_a_file_of_another_kind_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match=r"\.csv is neither"):
-        command.check_names([Path("a.json"), Path("a.csv")])
+def test_comparisons_of_goal_shapes_follow_their_row() -> None:
+    """At the end they would be what a short time drops first, and they are what the goals are about."""
+    order: list[str] = []
+    cases = [
+        case("a", other("sdpa a", 1.0, order), run=noted("a", order)),
+        replace(case("b", other("sdpa b", 1.0, order), run=noted("b", order)), goal=True),
+        replace(case("c", other("sdpa c", 1.0, order), run=raising(RuntimeError())), goal=True),
+        case("d", run=noted("d", order)),
+    ]
+    found = measured(*cases)
+    assert list(dict.fromkeys(order)) == ["a", "b", "sdpa b", "d", "sdpa a"]
+    assert [set(row.others) for row in found.rows] == [{"sdpa a"}, {"sdpa b"}, set()]
+
+
+def noted(name: str, order: list[str]) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
+        order.append(name)
+        return torch.ones(1)
+
+    return run
+
+
+def test_a_report_without_a_gpu_has_its_goals_and_its_seed_in_both_forms() -> None:
+    report = command.without_times(CPU, [], [case("a")], Budget(100))
+    goals, text = report.as_json()["goals"], report.as_markdown()
+    assert isinstance(goals, list) and len(goals) == 5
+    assert all(f"| {goal['goal']} | not measured | 0 of 0 |" in text for goal in goals)
+    assert report.as_json()["seed"] == SEED and f"Seed: {SEED}" in text.splitlines()
+
+
+def test_each_check_and_each_row_begins_with_the_seed() -> None:
+    """Whatever ran before, so that a failure can be had again."""
+    planned = Planned("draw", 1.0, lambda: float(torch.rand(())))
+    torch.manual_seed(1)
+    first, (row,) = planned.run(), measured(case("a", run=lambda: torch.rand(1), error=1.0)).rows
+    again, (other_row,) = planned.run(), measured(case("a", run=lambda: torch.rand(1), error=1.0)).rows
+    assert (first.error, row.error) == (again.error, other_row.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("found.csv", r"\.csv is neither"),
+        ("missing/found.json", "No such file or directory"),
+        ("folder.md", "Is a directory"),
+        ("file/found.json", "Not a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder.md").mkdir()
+    (tmp_path / "file").touch()
+    for slow in ("this_machine", "compiled"):
+        monkeypatch.setattr(command, slow, lambda: pytest.fail("it was measured"))
+    before = sorted(tmp_path.rglob("*"))
+    for compile_only in (False, True):
+        with pytest.raises(ConfigError, match=says) as refused:
+            command.run([tmp_path / "good.json", tmp_path / name], compile_only, as_json=False)
+        assert len(str(refused.value).splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before, "what was made to try is gone"
+
+
+def test_trying_a_file_leaves_what_is_in_it_and_a_link(tmp_path: Path) -> None:
+    (tmp_path / "old.md").write_text("old")
+    (tmp_path / "link.json").symlink_to(tmp_path / "new.json")
+    output.check([tmp_path / "old.md", tmp_path / "link.json"])
+    assert (tmp_path / "old.md").read_text() == "old"
+    assert (tmp_path / "link.json").is_symlink() and not (tmp_path / "new.json").exists()
+
+
+def test_a_report_that_can_no_longer_be_written_was_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured_meanwhile() -> Report:
+        folder.rmdir()
+        return command.without_times(CPU, [], [case("a")], Budget(100))
+
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.delenv("GAMMARAY_KERNELS", raising=False)
+    monkeypatch.setattr(command, "this_machine", measured_meanwhile)
+    with pytest.raises(GammarayError, match="No such file"):
+        command.run([folder / "found.md"], False, as_json=False)
+    assert "probe: 1 shapes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compile_only", [False, True])
+@pytest.mark.parametrize("value", ["torch", "bogus"])
+def test_another_backend_is_refused(value: str, compile_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silently overruled, somebody would take these numbers for torch's."""
+    monkeypatch.setenv("GAMMARAY_KERNELS", value)
+    with pytest.raises(ConfigError, match=f"GAMMARAY_KERNELS is '{value}': unset it, or use auto or fused"):
+        command.run([], compile_only, as_json=False)

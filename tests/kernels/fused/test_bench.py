@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
 from gammaray.kernels import cpu
-from gammaray.kernels.bench import attention, check, command, joining, moves, verification
+from gammaray.kernels.bench import attention, check, command, drafts, joining, moves, verification
 from gammaray.kernels.bench.attention import Pools
-from gammaray.kernels.bench.case import Case, Heads, Roofs
+from gammaray.kernels.bench.case import SEED, Case, Heads, Roofs
 from gammaray.kernels.bench.run import Budget, measure
-from gammaray.kernels.fused import launch, move, resources
+from gammaray.kernels.fused import launch, logits, move, resources, thresholds, walk
 from gammaray.kernels.fused.resources import Usage
+from gammaray.kernels.verification import Job, Node, VerifyBatch, VerifyWorkspace
 
 CPU = torch.device("cpu")
 TINY = Heads("tiny", 6, 2, 16)
@@ -64,7 +68,7 @@ def test_every_kind_of_case_runs_and_is_right() -> None:
 def test_all_checks_pass() -> None:
     done = [planned.run() for planned in check.checks(CPU)]
     assert [one for one in done if not one.ok] == []
-    assert len(done) == 8
+    assert len(done) == 11
 
 
 def test_a_wrong_kernel_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +79,9 @@ def test_a_wrong_kernel_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(launch, "paged_tree_attention", shifted)
     monkeypatch.setattr(move, "move_kv", lambda *_: None)
-    failed = [one.check.partition(",")[0] for one in map(check.Planned.run, check.checks(CPU)) if not one.ok]
-    assert failed == ["attention", "attention", "kv_move"]
+    planned = [one for one in check.checks(CPU) if not one.check.startswith("verification")]
+    failed = [one.check.partition(",")[0] for one in map(check.Planned.run, planned) if not one.ok]
+    assert failed == ["attention", "attention", "move"]
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
@@ -90,12 +95,77 @@ def test_wrong_tokens_are_counted(rule: str) -> None:
     assert ready.error(storage) == 0.5
 
 
-def test_the_gate_s_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "planted"),
+    [
+        (thresholds, "cut", "cuts"),
+        (logits, "constrain", "edits"),
+        (walk, "walk", "siblings"),
+    ],
+)
+def test_a_wrong_step_of_verification_fails_the_check_of_trees(
+    module: ModuleType, name: str, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filters that keep one token too few, penalties and bias left out, siblings that nobody looks at."""
+    real = getattr(module, name)
+
+    def wrong(
+        rows: Tensor, slots: Tensor, batch: VerifyBatch, workspace: VerifyWorkspace, *more: bool
+    ) -> None:
+        if planted == "edits":
+            batch.jobs[Job.EDITS_END] = batch.jobs[Job.EDITS]
+        if planted == "siblings":
+            parents = batch.nodes[Node.PARENT]
+            batch.nodes[Node.PARENT, 1:][parents[1:] == parents[:-1]] = 63
+        real(rows, slots, batch, workspace, *more)
+        if planted == "cuts":
+            workspace.cuts[0] -= 1
+
+    monkeypatch.setattr(module, name, wrong)
+    trees = [kind for kind in drafts.kinds(CPU) if kind.vocab == 40]
+    assert max(share_wrong(kind) for kind in trees) > 0.1
+
+
+def share_wrong(kind: drafts.Kind) -> float:
+    torch.manual_seed(SEED)
+    return drafts.share_wrong(kind, CPU)
+
+
+def test_the_gate_s_report_and_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     good = Usage("attention", 90, 4, 128, 0, 0, 1024, 1.0)
     bad = Usage("attention", 80, 4, 255, 8, 8, 1024, 1.0)
+    files = [tmp_path / "found.json", tmp_path / "found.md"]
     for usages, code in ([good], 0), ([good, bad], 1):
-        monkeypatch.setattr(resources, "measure", lambda usages=usages: usages)
-        assert command.compile_all(as_json=True) == code
-        assert [entry["spill_stores"] for entry in json.loads(capsys.readouterr().out)] == [0, 8][
-            : len(usages)
-        ]
+        monkeypatch.setattr(resources, "measure", lambda usages=usages, **_: usages)
+        assert command.run(files, compile_only=True, as_json=True) == code
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == json.loads(files[0].read_text())
+        assert set(printed) == {"triton", "variants"}
+        problems = [entry["problems"] for entry in printed["variants"]]
+        assert problems == [[], ["spills 8 bytes, reads back 8"]][: len(usages)]
+    assert "PROBLEM attention on sm_80: spills 8 bytes" in files[1].read_text()
+
+
+def test_progress_is_shown_in_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(progress: Callable[[int, int], None] | None) -> list[Usage]:
+        for done in range(3):
+            if progress:
+                progress(done, 2)
+        return [Usage("attention", 90, 4, 128, 0, 0, 1024, 1.0)]
+
+    monkeypatch.setattr(resources, "measure", measure)
+    for terminal, said in ((False, ""), (True, "\r0 of 2 compiled\r1 of 2 compiled\r2 of 2 compiled\n")):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        command.compiled()
+        assert capsys.readouterr().err == said
+
+
+def test_variants_are_called_by_their_files() -> None:
+    """As in rows of the benchmark, and in its documentation."""
+    for name in resources.kernel_modules():
+        stem = name.rpartition(".")[2]
+        assert {variant.name.split()[0].rstrip(",") for variant in import_module(name).variants()} == {stem}

@@ -19,7 +19,7 @@ import pytest
 from triton import KernelInterface
 
 from gammaray.kernels.fused import resources
-from gammaray.kernels.fused.resources import GATED, UNTESTED, Usage
+from gammaray.kernels.fused.resources import GATED, UNTESTED, Compiled, Usage
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ TESTS = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def usages() -> list[Usage]:
     found = resources.measure()
-    print("", resources.as_text(found), sep="\n")
+    print("", Compiled(found).as_text(), sep="\n")
     return found
 
 
@@ -88,7 +88,9 @@ for name in resources.kernel_modules():
 def test_the_gate_finds_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: one that spills, one with too much shared memory, one that Triton refuses."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    found = resources.measure(["support.greedy_kernels"])
+    seen: list[tuple[int, int]] = []
+    found = resources.measure(["support.greedy_kernels"], progress=lambda *now: seen.append(now))
+    assert seen == [(done, len(found)) for done in range(len(found) + 1)]
     on_h200 = {usage.variant: usage.problems for usage in found if usage.arch == 90}
     assert on_h200["fine"] == []
     assert [what.split()[0] for what in on_h200["spills"]] == ["spills"]
@@ -96,5 +98,5 @@ def test_the_gate_finds_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
         "bytes of shared memory, a block has 232448"
     ]
     assert "not_defined is not defined" in on_h200["broken"][0]
-    assert "PROBLEM spills on sm_90" in resources.as_text(found)
+    assert "PROBLEM spills on sm_90" in Compiled(found).as_text()
     assert [usage.variant for usage in found if usage.arch == UNTESTED] == ["fine", "broken"]
