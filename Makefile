@@ -38,11 +38,10 @@ $(STAMP): pyproject.toml constraints.txt
 serve: install
 	$(VENV)/bin/gammaray serve $(ARGS)
 
-# Two at a time with a thread each, then one by one what watches the clock or needs every core. 5: nothing of ARGS
-# is in this half.
+# Two at a time, then one by one what starts Ray and watches the clock. 5: nothing of ARGS is in this half.
 test: install
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not ray and not alone" -n 2 --dist loadfile $(ARGS) || test $$? -eq 5
-	$(PY) -m pytest -m "ray or alone" $(ARGS) || test $$? -eq 5
+	$(PY) -m pytest -m "not ray" -n 2 --dist loadfile $(ARGS) || test $$? -eq 5
+	$(PY) -m pytest -m ray $(ARGS) || test $$? -eq 5
 
 lint: install
 	$(PY) -m ruff check

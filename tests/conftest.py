@@ -1,4 +1,4 @@
-"""Set before torch, ray or transformers is imported: each reads its variables once, at import."""
+"""Set before torch, ray, transformers or triton is imported: each reads its variables once, at import."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "TRITON_INTERPRET": "1",  # kernels run on the CPU; torch imports Triton where nobody expects it
 }
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)

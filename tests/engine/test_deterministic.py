@@ -35,8 +35,6 @@ from gammaray.kernels import api, cpu, paths
 from gammaray.kernels.invariant import Sizes
 from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan
 
-pytestmark = pytest.mark.alone  # sums are split among threads, too
-
 VOCAB = 12
 DTYPES = ("float32", "bfloat16")
 
