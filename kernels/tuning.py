@@ -67,8 +67,9 @@ def candidates(case: Case) -> tuple[Tile, ...]:
 
 def _half(case: Case) -> tuple[Tile, ...]:
     if case.head_dim > 128:
-        rows = min(case.rows, 64)
-        return Tile(rows, 32, 4 if rows < 64 else 8, 5), Tile(rows, 16, 4 if rows < 64 else 8, 5)
+        if case.rows >= 64:
+            return (Tile(64, 32, 8, 5),)
+        return Tile(case.rows, 32, 4, 5), Tile(case.rows, 16, 4, 5)
     if case.rows < 64:
         return Tile(case.rows, 64, 4, 5), Tile(case.rows, 64, 4, 7), Tile(case.rows, 32, 4, 7)
     tiles = Tile(64, 64, 4, 5), Tile(64, 64, 8, 5), Tile(64, 32, 4, 5)
