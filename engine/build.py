@@ -90,7 +90,7 @@ def build_engine(
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
     record_passes(runner, options.max_batch, options.token_budget)
-    if runner.device.type == "cuda" and backend(runner.device) == "fused":
+    if _launches_kernels(runner):
         verification.warm_up(runner.vocab_size, SUPPORT, runner.dtype, runner.device)
     profile = measure(
         runner,
@@ -144,13 +144,17 @@ def record_passes(runner: ModelRunner, max_batch: int, token_budget: int) -> Non
 
     torch's own attention plans on the CPU, so it cannot be captured either.
     """
-    if runner.device.type != "cuda" or backend(runner.device) != "fused":
+    if not _launches_kernels(runner):
         return
     blocks = -(-(runner.max_model_len + MAX_TREE_NODES) // runner.block_size)
     try:
         runner.record(buckets(max_batch, token_budget, blocks), CudaCapture())
     except Exception as error:  # of CUDA, a compiler, or a foreign model
         log.warning("the model's passes cannot be captured, they run as they are: %s", error)
+
+
+def _launches_kernels(runner: ModelRunner) -> bool:
+    return runner.device.type == "cuda" and backend(runner.device) == "fused"
 
 
 def _beside(config: Config, pools: Pools) -> list[Footprint]:
