@@ -226,13 +226,14 @@ def crash(live: Live, left: Found, number: signal.Signals) -> None:
         }
         for process in processes(*CRASHES[number]):
             process.send_signal(number)
-    eventually(lambda: drafts_again(live, left))  # its stream may have ended before its worker was back
+    eventually(lambda: drafts_again(live))  # its stream may have ended before its worker was back
 
 
-def drafts_again(live: Live, left: Found) -> bool:
+def drafts_again(live: Live) -> bool:
+    """If not, one more is asked, which is not among the answers: how many it takes depends on the machine."""
     if live.count("gammaray_spec_drafted_total", tenant=FAR_OFF) > 0:
         return True
-    answer(live, left, FAR_OFF, PROMPT, max_tokens=TOKENS)
+    live.ask(FAR_OFF, PROMPT, max_tokens=TOKENS)
     return False
 
 
