@@ -6,7 +6,8 @@ import math
 
 from gammaray.cluster.checkpoint import Checkpoint, read
 from gammaray.cluster.plans import Demand, DraftDemand, TargetDemand
-from gammaray.config import Config, ModelDrafter, Tenant
+from gammaray.config import Config, Tenant
+from gammaray.drafter_config import ModelDrafter
 from gammaray.errors import ConfigError
 
 LIGHT = {"ngram", "suffix", "lookahead", "layer_exit"}  # no pass of a model of their own

@@ -10,7 +10,8 @@ from gammaray.cluster.layout import DEFAULT, Layout, layout
 from gammaray.cluster.nodes import Node, Probe, nodes, on_this_machine, topologies
 from gammaray.cluster.placement import plan
 from gammaray.cluster.topology import Topology
-from gammaray.config import Config, ModelDrafter
+from gammaray.config import Config
+from gammaray.drafter_config import ModelDrafter
 from gammaray.errors import GammarayError
 
 NO_CUDA = "torch cannot use CUDA here, so its GPUs are not used"

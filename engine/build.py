@@ -7,29 +7,28 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gammaray.config import Config, NgramDrafter
-from gammaray.config import Drafter as DrafterConfig
-from gammaray.config import ModelDrafter as ModelDrafterConfig
+from gammaray.config import Config
+from gammaray.drafter_config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
 from gammaray.engine.device import resolve_device, resolve_dtype
+from gammaray.engine.drafters import registry
 from gammaray.engine.drafters.base import Drafter
-from gammaray.engine.drafters.model import CATCH_UP_TOKENS, ModelDrafter
-from gammaray.engine.drafters.ngram import NgramDrafter as Ngram
+from gammaray.engine.drafters.model import CATCH_UP_TOKENS, ModelDrafter, check_vocabulary
+from gammaray.engine.drafters.registry import Making
 from gammaray.engine.drafters.switch import TenantDrafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.grammar import GrammarCompiler
-from gammaray.engine.graphs import CudaCapture, buckets
 from gammaray.engine.logits import SUPPORT
 from gammaray.engine.parallel import obey
 from gammaray.engine.peers import ALONE, Alone, Link
 from gammaray.engine.profile import measure
 from gammaray.engine.ranks import Meeting, Seat, join
+from gammaray.engine.recording import launches_kernels, record_passes
 from gammaray.engine.room import Footprint, footprint
 from gammaray.engine.runner import ModelRunner
-from gammaray.errors import ConfigError, VocabularyMismatch
+from gammaray.errors import ConfigError
 from gammaray.kernels import verification
-from gammaray.kernels.backend import backend
-from gammaray.types import MAX_TREE_NODES, PolicySnapshot
+from gammaray.types import PolicySnapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,7 +89,7 @@ def build_engine(
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
     record_passes(runner, options.max_batch, options.token_budget)
-    if _launches_kernels(runner):
+    if launches_kernels(runner):
         verification.warm_up(runner.vocab_size, SUPPORT, runner.dtype, runner.device)
     profile = measure(
         runner,
@@ -139,24 +138,6 @@ def load_target(config: Config, ranks: Alone | Link = ALONE, beside: Sequence[Fo
     )
 
 
-def record_passes(runner: ModelRunner, max_batch: int, token_budget: int) -> None:
-    """On a GPU steps that decode and verify become CUDA graphs. A model that cannot be captured does without.
-
-    torch's own attention plans on the CPU, so it cannot be captured either.
-    """
-    if not _launches_kernels(runner):
-        return
-    blocks = -(-(runner.max_model_len + MAX_TREE_NODES) // runner.block_size)
-    try:
-        runner.record(buckets(max_batch, token_budget, blocks), CudaCapture())
-    except Exception as error:  # of CUDA, a compiler, or a foreign model
-        log.warning("the model's passes cannot be captured, they run as they are: %s", error)
-
-
-def _launches_kernels(runner: ModelRunner) -> bool:
-    return runner.device.type == "cuda" and backend(runner.device) == "fused"
-
-
 def _beside(config: Config, pools: Pools) -> list[Footprint]:
     """Models that will share a GPU with the target. A CPU's memory is taken as it is used."""
     device, size = resolve_device(), config.target.kv.block_size
@@ -177,9 +158,7 @@ def _for_all(
     by_tenant = {tenant: reach(size) for (tenant, other), reach in pools.items() if other == name}
     if _elsewhere(name, config, pools):
         return TenantDrafter(by_tenant, size)
-    own = build_drafter(name, config.drafters[name], target, tokenizer, config.target.kv.prefix_cache)
-    if isinstance(own, ModelDrafter):
-        record_passes(own.runner, config.target.max_batch, CATCH_UP_TOKENS)
+    own = build_drafter(name, config, target, tokenizer)
     return TenantDrafter(by_tenant, size, own) if by_tenant else own
 
 
@@ -196,24 +175,21 @@ def eos_ids(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> frozense
 
 
 def build_drafter(
-    name: str,
-    config: DrafterConfig,
-    target: ModelRunner,
-    tokenizer: PreTrainedTokenizerBase,
-    prefix_cache: bool = True,
+    name: str, config: Config, target: ModelRunner, tokenizer: PreTrainedTokenizerBase
 ) -> Drafter:
-    """One configured drafter for this target. Raises VocabularyMismatch, ConfigError."""
-    if isinstance(config, NgramDrafter):
-        return Ngram(config.max_ngram, config.min_ngram)
-    runner = loading.load_runner(
-        config.model,
-        dtype=config.dtype,
-        block_size=target.block_size,
-        num_blocks=target.num_blocks,
-        device=target.device,
+    """One configured drafter in the target's process. Raises ConfigError and its kin with what to change."""
+    return registry.make(
+        Making(
+            name=name,
+            config=config.drafters[name],
+            target=target,
+            model=config.target.model,
+            tokenizer=tokenizer,
+            prefix_cache=config.target.kv.prefix_cache,
+            max_batch=config.target.max_batch,
+            others=lambda other: build_drafter(other, config, target, tokenizer),
+        )
     )
-    check_vocabulary(name, config.model, runner.vocab_size, target.vocab_size, tokenizer)
-    return ModelDrafter(runner, config.draft_sampling, prefix_cache)
 
 
 def build_apart(config: Config, name: str) -> ModelDrafter:
@@ -222,7 +198,7 @@ def build_apart(config: Config, name: str) -> ModelDrafter:
     Raises VocabularyMismatch, ConfigError.
     """
     settings, target = config.drafters[name], config.target
-    if isinstance(settings, NgramDrafter):
+    if not isinstance(settings, ModelDrafterConfig):
         raise ConfigError(f"drafter {name!r} has no model of its own, so it has no draft workers")
     runner = loading.load_runner(
         settings.model,
@@ -235,16 +211,3 @@ def build_apart(config: Config, name: str) -> ModelDrafter:
     check_vocabulary(name, settings.model, runner.vocab_size, size, tokenizer)
     record_passes(runner, target.max_batch, CATCH_UP_TOKENS)
     return ModelDrafter(runner, settings.draft_sampling, target.kv.prefix_cache)
-
-
-def check_vocabulary(
-    name: str, model: str, size: int, target_size: int, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Token i must mean the same to drafter and target. Sizes are compared first, then the entries."""
-    if size != target_size:
-        raise VocabularyMismatch(target_size, size, name)
-    if loading.load_tokenizer(model).get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(
-            f"drafter {name!r} ({model}) has a vocabulary of the target's size, {size}, but "
-            "with other tokens in it: use a drafter made for this target's tokenizer"
-        )

@@ -11,7 +11,16 @@ from typing import TypeVar
 import torch
 
 from gammaray.engine.discreet import described
-from gammaray.engine.drafters.base import Caching, Drafter, DraftTree, DraftView, Ticket, Troubled
+from gammaray.engine.drafters.base import (
+    Caching,
+    Drafter,
+    DraftTree,
+    DraftView,
+    Featured,
+    Observing,
+    Ticket,
+    Troubled,
+)
 from gammaray.engine.scheduler import Slice
 from gammaray.types import Cause, Reuse
 
@@ -26,6 +35,8 @@ class GuardedDrafter:
     def __init__(self, name: str, drafter: Drafter) -> None:
         self.inner = drafter
         self.vocab_size = drafter.vocab_size
+        self.layers = drafter.layers if isinstance(drafter, Featured) else ()
+        self.top = drafter.top if isinstance(drafter, Observing) else 0
         self._name = name
         self._failures = 0
         self._broke: Cause | None = None  # in this round
@@ -61,6 +72,11 @@ class GuardedDrafter:
         if self._broke or not isinstance(inner, Troubled):
             return self._broke
         return self._guard(lambda: inner.trouble(rid), None)
+
+    def observe(self, rid: str, tree: DraftTree | None, likeliest: torch.Tensor) -> None:
+        inner = self.inner
+        if isinstance(inner, Observing):
+            self._guard(lambda: inner.observe(rid, tree, likeliest), None)
 
     def take_reuse(self) -> Reuse:
         inner = self.inner
@@ -168,9 +184,9 @@ def _has_q(tree: DraftTree, vocab_size: int) -> bool:
     return normal and bool((ids == tokens[:, None]).any(-1).all())
 
 
-def _view(drafter: Drafter, part: Slice) -> DraftView:
+def _view(drafter: GuardedDrafter, part: Slice) -> DraftView:
     sequence = part.sequence
-    if drafter.length(sequence.rid) != len(sequence.tokens):
+    if not drafter.layers and drafter.length(sequence.rid) != len(sequence.tokens):
         drafter.catch_up(sequence.rid, sequence.tokens, sequence.table.salt)
     return DraftView(
         rid=sequence.rid,
@@ -180,4 +196,5 @@ def _view(drafter: Drafter, part: Slice) -> DraftView:
         sampling=sequence.request.sampling,
         sequence=sequence.index,
         coupled=sequence.request.plan.verification == "coupled",
+        blocks=sequence.table.blocks,
     )

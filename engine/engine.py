@@ -92,7 +92,7 @@ class Engine:
         self.runner = runner
         self.drafters = {name: GuardedDrafter(name, drafter) for name, drafter in (drafters or {}).items()}
         self.cache = KVCache(runner.num_blocks, runner.block_size, options.prefix_cache)
-        self.scheduler = Scheduler(self.cache, options.max_batch, options.token_budget)
+        self.scheduler = Scheduler(self.cache, options.max_batch, options.token_budget, self._reusable)
         self.options = options
         self.policy = PolicySnapshot()
         self.steps = 0
@@ -166,7 +166,8 @@ class Engine:
         try:
             drafts, proposed = self._draft(schedule.slices, scheduled + self.options.draft_deadline_s)
             drafted = self._clock()
-            computed = compute(self.runner, schedule.slices, drafts.trees, proposed)
+            layers = self._layers(schedule.slices)
+            computed = compute(self.runner, schedule.slices, drafts.trees, proposed, layers)
             self.runner.move(*moves(computed, self.cache))
             self._told.costs = costs(computed, drafts.seconds, self._profile)
             done = computed
@@ -242,6 +243,7 @@ class Engine:
         verdict = done.verdicts.get(rid)
         if verdict is None:
             self.cache.commit(sequence.table, sequence.tokens, computed)
+            self._advance_draft(part, done, 0)
             return
         decoded = sequence.decoding  # else it ended a prefill
         self._begin_audit(sequence)
@@ -259,7 +261,7 @@ class Engine:
         if finish or verdict.failed:
             self._finish(sequence, finish or "error", None if finish else DEAD_END)
             return
-        self._advance_draft(sequence, kept)
+        self._advance_draft(part, done, kept)
         self._deliver(sequence)
         self._acquit(sequence)
 
@@ -301,16 +303,42 @@ class Engine:
             log.error("the audit of %s failed (%s)\n%s", sequence.rid, *described(error))
             return None
 
-    def _advance_draft(self, sequence: Sequence, kept: int) -> None:
+    def _advance_draft(self, part: Slice, done: Round, kept: int) -> None:
+        """`kept` tokens were committed; none: the slice was a part of a prompt."""
+        sequence, rid = part.sequence, part.sequence.rid
         drafter = self._drafter(sequence)
-        if drafter and drafter.length(sequence.rid) == len(sequence.tokens) - kept:
-            drafter.commit(sequence.rid, sequence.tokens[-kept:])
+        if drafter is None or sequence.breaker.open:
+            return
+        if drafter.top and kept:
+            drafter.observe(rid, done.trees.get(rid), done.likeliest(rid, drafter.top))
+        known = drafter.length(rid)
+        if drafter.layers:
+            features = done.features_of(part, kept, drafter.layers)
+            end = len(sequence.tokens) if kept else sequence.table.computed + 1
+            first = end - len(features)  # whose predecessor was fed first
+            if known is not None and first <= known < end:
+                drafter.commit(rid, sequence.tokens[known:end], features[known - first :])
+        elif kept and known == len(sequence.tokens) - kept:
+            drafter.commit(rid, sequence.tokens[-kept:])
+
+    def _layers(self, slices: list[Slice]) -> tuple[int, ...]:
+        """Whose hidden states the drafters of these slices continue."""
+        drafters = (self._drafter(part.sequence) for part in slices if not part.sequence.breaker.open)
+        return tuple(sorted({layer for drafter in drafters if drafter for layer in drafter.layers}))
+
+    def _reusable(self, sequence: Sequence) -> int | None:
+        """What the target may skip of a sequence that begins: what its drafter need not see pass by."""
+        drafter = self._drafter(sequence)
+        if drafter is None or not drafter.layers or sequence.breaker.open:
+            return None
+        drafter.catch_up(sequence.rid, sequence.tokens, sequence.table.salt)
+        return (drafter.length(sequence.rid) or 1) - 1
 
     def _release_draft(self, sequence: Sequence) -> None:
         if drafter := self._drafter(sequence):
             drafter.release(sequence.rid)
 
-    def _drafter(self, sequence: Sequence) -> Drafter | None:
+    def _drafter(self, sequence: Sequence) -> GuardedDrafter | None:
         return self.drafters.get(sequence.request.plan.drafter or "")
 
     def _deliver(self, sequence: Sequence) -> None:

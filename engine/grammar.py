@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
 
@@ -188,20 +188,7 @@ def prune(tree: DraftTree, matcher: Matcher) -> DraftTree | None:
                     matcher.rollback(1)
 
     visit(-1)
-    return _subtree(tree, sorted(kept)) if kept else None
-
-
-def _subtree(tree: DraftTree, nodes: list[int]) -> DraftTree:
-    """These nodes of a tree, parents before children."""
-    place = {node: at for at, node in enumerate([-1, *nodes], start=-1)}
-    return replace(
-        tree,
-        tokens=tuple(tree.tokens[node] for node in nodes),
-        parents=tuple(place[tree.parents[node]] for node in nodes),
-        q_ids=None if tree.q_ids is None else tree.q_ids[nodes],
-        q_probs=None if tree.q_probs is None else tree.q_probs[nodes],
-        confidence=None if tree.confidence is None else tuple(tree.confidence[node] for node in nodes),
-    )
+    return tree.subtree(sorted(kept)) if kept else None
 
 
 @lru_cache(maxsize=64)

@@ -60,10 +60,18 @@ class HuggingFaceModel:
         layers: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         """See `gammaray.engine.hidden.FeatureModel`."""
-        taps = Taps(layers, wanted)
-        with _listening(_decoder_layers(self._model), taps):
+        taps = Taps(layers)
+        with _listening(self._model, taps):
             logits = self.forward(input_ids, positions, attention, wanted)
         return logits, taps.features()
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        return cast(Tensor, self._model.get_input_embeddings()(input_ids[None])[0])
+
+    def head(self, states: Tensor) -> Tensor:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        return cast(Tensor, self._model.get_output_embeddings()(states))
 
 
 def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -75,8 +83,9 @@ def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 @contextmanager
-def _listening(layers: nn.ModuleList, taps: Taps) -> Iterator[None]:
-    """Hand the taps what enters each layer that they ask for, and what leaves the last one."""
+def _listening(model: PreTrainedModel, taps: Taps) -> Iterator[None]:
+    """Hand the taps what enters each layer that they ask for, and what leaves the last one and the norm."""
+    layers = _decoder_layers(model)
 
     def entered(index: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
         taps.see(index, (args[0] if args else kwargs["hidden_states"])[0])
@@ -84,11 +93,15 @@ def _listening(layers: nn.ModuleList, taps: Taps) -> Iterator[None]:
     def left(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         taps.see(len(layers), (output[0] if isinstance(output, tuple) else output)[0])
 
+    def normed(module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+        taps.see(len(layers) + 1, output[0][0])
+
     with ExitStack() as hooks:
-        for index in {*taps.layers} - {len(layers)}:
+        for index in {*taps.layers} - {len(layers), len(layers) + 1}:
             hook = partial(entered, index)
             hooks.callback(layers[index].register_forward_pre_hook(hook, with_kwargs=True).remove)
         hooks.callback(layers[-1].register_forward_hook(left).remove)
+        hooks.callback(model.base_model.register_forward_hook(normed).remove)
         yield
 
 

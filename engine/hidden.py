@@ -23,26 +23,31 @@ class FeatureModel(Protocol):
         wanted: Tensor,
         layers: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Logits [N, V] and hidden states [N, len(layers) * H] of the tokens `wanted` [N].
+        """Logits [N, V] of the tokens `wanted` [N], and hidden states [T, len(layers) * H] of all tokens.
 
-        Layer l means the state after l layers: 0 is the embeddings, and the model's number of layers is what
-        the final norm is about to read.
+        Layer l means the state after l layers: 0 is the embeddings, the model's number of layers is what the
+        final norm is about to read, and one more is what the head reads.
         """
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """What the first layer reads: [T] to [T, H]."""
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits [N, V] of states [N, H] that the final norm has seen."""
 
 
 class Taps:
     """Keeps the hidden states of some layers while a model runs."""
 
-    def __init__(self, layers: Sequence[int], wanted: Tensor) -> None:
+    def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
-        self._wanted = wanted
         self._kept: dict[int, Tensor] = {}
 
     def see(self, layer: int, x: Tensor) -> None:
         """x [T, H] after `layer` layers; a copy is kept, as models go on in place."""
         if layer in self.layers:
-            self._kept[layer] = x.index_select(0, self._wanted)
+            self._kept[layer] = x.clone()
 
     def features(self) -> Tensor:
-        """[N, len(layers) * H], layers in the order that was asked for."""
+        """[T, len(layers) * H], layers in the order that was asked for."""
         return torch.cat([self._kept[layer] for layer in self.layers], -1)

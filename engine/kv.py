@@ -117,15 +117,15 @@ class KVCache:
         """Slots of the whole pool."""
         return self.pool.num_blocks * self.block_size
 
-    def attach(self, table: BlockTable, tokens: Sequence[int]) -> None:
+    def attach(self, table: BlockTable, tokens: Sequence[int], most: int | None = None) -> None:
         """Fill an empty table with the cached blocks of the longest known prefix of `tokens`.
 
-        The last token is never taken from the cache: its logits are needed.
+        The last token is never taken from the cache: its logits are needed. `most`: tokens to take at most.
         """
         if not self.prefix_cache:
             return
         hashes = chain_hashes(tokens[:-1], self.block_size, table.salt, [])
-        for block_hash in hashes:
+        for block_hash in hashes if most is None else hashes[: most // self.block_size]:
             block = self.pool.share(block_hash)
             if block is None:
                 break

@@ -69,13 +69,23 @@ class LeanModel:
         layers: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
         """See `gammaray.engine.hidden.FeatureModel`."""
-        taps = Taps(layers, wanted)
+        taps = Taps(layers)
         x = self._run(input_ids, positions, attention, taps)
+        if (last := len(self._layers) + 1) in taps.layers:
+            taps.see(last, _rms_norm(x, self._norm, self._eps))
         return self._head_of(x, wanted), taps.features()
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        return F.embedding(input_ids, self._embedding)
+
+    def head(self, states: Tensor) -> Tensor:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        return self._head(states)
 
     def _run(self, input_ids: Tensor, positions: Tensor, attention: Attention, taps: Taps | None) -> Tensor:
         """[T, hidden], before the final norm."""
-        x = F.embedding(input_ids, self._embedding)  # [T, hidden]
+        x = self.embed(input_ids)  # [T, hidden]
         cos, sin = self._rope(positions, x.dtype)
         for index, layer in enumerate(self._layers):
             if taps is not None:
@@ -94,7 +104,7 @@ class LeanModel:
             x = x.index_select(0, wanted)
         if not x.shape[0]:
             return x.new_empty(0, self._embedding.shape[0])
-        return self._head(_rms_norm(x, self._norm, self._eps))
+        return self.head(_rms_norm(x, self._norm, self._eps))
 
     def _attend(
         self, index: int, layer: LeanLayer, h: Tensor, cos: Tensor, sin: Tensor, attention: Attention

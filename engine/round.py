@@ -27,6 +27,9 @@ class Round:
     trees: dict[str, DraftTree] = field(default_factory=dict)  # ... and verified
     logits: Tensor | None = None  # [N, V] of the ends: each one's root, then its nodes
     first_row: dict[str, int] = field(default_factory=dict)  # where those begin
+    layers: tuple[int, ...] = ()  # whose hidden states somebody wants
+    features: Tensor | None = None  # [T, len(layers) * H] of all tokens fed
+    first_token: dict[str, int] = field(default_factory=dict)  # where those of each slice begin
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     shadows: dict[str, Verdict] = field(default_factory=dict)  # what theirs would be, were they none
     logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)  # one per token of the verdict
@@ -37,12 +40,35 @@ class Round:
         assert self.logits is not None
         return self.logits[[self.first_row[rid] + row for row in self.verdicts[rid].rows[:count]]]
 
+    def likeliest(self, rid: str, count: int) -> Tensor:
+        """The `count` likeliest tokens [1 + K, count] behind its last committed token and each node."""
+        assert self.logits is not None
+        first = self.first_row[rid]
+        rows = self.logits[first : first + 1 + len(self.trees.get(rid, ()))]
+        return rows.topk(min(count, rows.shape[1]), dim=-1).indices
+
+    def features_of(self, part: Slice, kept: int, layers: Sequence[int]) -> Tensor:
+        """Hidden states [pending + max(0, kept - 1), len(layers) * H] of its tokens: those that were pending,
+        and those that were accepted, save the last of the `kept`, which was not fed."""
+        assert self.features is not None
+        rid, first = part.sequence.rid, self.first_token[part.sequence.rid]
+        path = self.verdicts[rid].path[: max(0, kept - 1)] if rid in self.verdicts else ()
+        rows = [*range(first, first + part.pending), *(first + part.pending + node for node in path)]
+        states: Tensor = self.features[rows].unflatten(-1, (len(self.layers), -1))  # [N, L, H]
+        return states[:, [self.layers.index(layer) for layer in layers]].flatten(1)
+
 
 def compute(
-    runner: ModelRunner, slices: list[Slice], trees: Mapping[str, DraftTree], drafted: Mapping[str, int]
+    runner: ModelRunner,
+    slices: list[Slice],
+    trees: Mapping[str, DraftTree],
+    drafted: Mapping[str, int],
+    layers: tuple[int, ...] = (),
 ) -> Round:
-    """One pass of the target over the slices and their drafts, and what it says of them."""
+    """One pass of the target over the slices and their drafts, and what it says of them. `layers`: whose
+    hidden states are wanted besides."""
     done = Round(
+        layers=layers,
         slices=slices,
         ends=[part for part in slices if part.pending == part.sequence.pending],
         drafted=dict(drafted),
@@ -51,7 +77,12 @@ def compute(
     if not slices:
         return done
     rows = [_row(part, trees.get(part.sequence.rid)) for part in slices]
-    logits = runner.forward(rows)  # [N, V]: of each row the pending tokens that want some, then the nodes
+    # [N, V]: of each row the pending tokens that want some, then the nodes
+    logits, done.features = runner.forward_features(rows, layers) if layers else (runner.forward(rows), None)
+    fed = 0
+    for part, row in zip(slices, rows, strict=True):
+        done.first_token[part.sequence.rid] = fed
+        fed += part.pending + len(row.tree_tokens)
     _score_prompts(done, rows, logits)
     done.logits = _of_ends(done, rows, logits)
     first = 0

@@ -75,13 +75,15 @@ class ModelRunner:
         return self._own(self.run(pack(rows, self.block_size)))
 
     def forward_features(self, rows: Sequence[Row], layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """As `forward`, and the hidden states [N, len(layers) * H] behind those logits, in the model's dtype.
+        """As `forward`, and the hidden states [T, len(layers) * H] of all tokens fed, in the model's dtype.
 
-        Layer l is the state after l layers: 0 is the embeddings, `num_layers` what the final norm reads.
-        Raises ConfigError for a layer that is not there, or a model that does not tell.
+        Layer l is the state after l layers: 0 is the embeddings, `num_layers` what the final norm reads, and
+        one more what the head reads. Raises ConfigError for a layer that is not there, or a model that does
+        not tell.
         """
-        if not all(0 <= layer <= self.num_layers for layer in layers):
-            raise ConfigError(f"hidden states of layers {list(layers)}: the model has 0 to {self.num_layers}")
+        if not all(0 <= layer <= self.num_layers + 1 for layer in layers):
+            last = self.num_layers + 1
+            raise ConfigError(f"hidden states of layers {list(layers)}: the model has 0 to {last}")
         logits, features = self.run_features(pack(rows, self.block_size), layers)
         return self._own(logits), features.clone()
 
@@ -100,12 +102,17 @@ class ModelRunner:
     def run_features(self, step: Step, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The packed form of `forward_features`."""
         step = step.to(self.device)
+        positions, attention = step.paged.positions, self._attention(step)
+        return self.telling.forward_features(step.input_ids, positions, attention, step.wanted, layers)
+
+    @property
+    def telling(self) -> FeatureModel:
+        """The model, for what continues its hidden states. Raises ConfigError when it does not tell them."""
         if not isinstance(self._model, FeatureModel):
             raise ConfigError(
                 "this form of the model does not tell its hidden states: set deterministic: false"
             )
-        positions, attention = step.paged.positions, self._attention(step)
-        return self._model.forward_features(step.input_ids, positions, attention, step.wanted, layers)
+        return self._model
 
     def wait(self) -> None:
         """Until the device has done what it was told."""

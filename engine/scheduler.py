@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gammaray.engine.depth import allowed_shape, reserved_slots, share_depth
@@ -41,8 +41,16 @@ class Schedule:
 
 
 class Scheduler:
-    def __init__(self, cache: KVCache, max_batch: int, token_budget: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        max_batch: int,
+        token_budget: int,
+        reusable: Callable[[Sequence], int | None] = lambda sequence: None,
+    ) -> None:
+        """`reusable`: tokens of its prompt that a sequence may take from the prefix cache; None: all."""
         self.cache = cache
+        self._reusable = reusable
         self.max_batch = max_batch
         self.token_budget = token_budget
         self.running: list[Sequence] = []
@@ -257,7 +265,7 @@ class Scheduler:
         if leader is not None and not leader.prefilled:
             return False
         if not sequence.scoring:
-            self.cache.attach(sequence.table, sequence.tokens)
+            self.cache.attach(sequence.table, sequence.tokens, self._reusable(sequence))
         spare = len(self.running)
         missing = self.cache.blocks_for(len(sequence.tokens)) - len(sequence.table.blocks)
         if missing + spare <= self.cache.pool.available and self.cache.grow(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from gammaray.config import NO_KEYS, Config
-from gammaray.config import ModelDrafter as ModelDrafterConfig
+from gammaray.drafter_config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
 from gammaray.engine.build import TokenizerDecoder, build_drafter, eos_ids
 from gammaray.engine.drafters.base import Drafter
@@ -74,11 +74,10 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
         yield _tensor_parallel(target.model, target.tensor_parallel)
     yield validate_kv_layout(runner)
     drafters: dict[str, Drafter] = {}
-    for name, drafter in config.drafters.items():
+    built = _in_float32(config) if determinism else config
+    for name in config.drafters:
         try:
-            if determinism and isinstance(drafter, ModelDrafterConfig):
-                drafter = drafter.model_copy(update={"dtype": "float32"})
-            drafters[name] = build_drafter(name, drafter, runner, tokenizer)
+            drafters[name] = build_drafter(name, built, runner, tokenizer)
         except GammarayError as error:
             yield Check(f"drafter {name}", False, error.message)
             continue
@@ -93,6 +92,16 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
         prompts = [tuple(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
         for name in drafters:
             yield on_off(engine, name, prompts)
+
+
+def _in_float32(config: Config) -> Config:
+    """Drafters that have a dtype of their own; the others have the target's."""
+    models = {
+        name: own.model_copy(update={"dtype": "float32"})
+        for name, own in config.drafters.items()
+        if isinstance(own, ModelDrafterConfig)
+    }
+    return config.model_copy(update={"drafters": {**config.drafters, **models}})
 
 
 def validate_kv_layout(runner: ModelRunner) -> Check:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gammaray.config import Class, Tenant
+from gammaray.drafter_config import WEIGHTLESS
 from gammaray.routing.states import Limits
 from gammaray.types import WARMUP_CLASS
 
 WARMUP_S = 1800.0  # of a drafter that has weights, so also caches and kernels to warm
-WEIGHTLESS = ("ngram",)
 
 
 def classes(tenant: Tenant) -> list[str]:

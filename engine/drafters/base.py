@@ -8,7 +8,7 @@ deadline, and a request that is missing from the answer decodes plainly for that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -33,6 +33,14 @@ class DraftView:
     sampling: SamplingParams  # a sampling drafter draws from q after the same processing as p
     sequence: int  # noise key: (sampling.seed, sequence, position)
     coupled: bool = True  # sampling drafters: draw with the target's own noise, or with noise of their own
+    # The target's block table, for a drafter that runs over its pages; node i of the draft has slot
+    # `length` + i there. Never leaves this process.
+    blocks: Sequence[int] = ()
+
+    @property
+    def nodes(self) -> int:
+        """At most this many in all."""
+        return self.depth * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,19 @@ class DraftTree:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return max(depths, default=0)
 
+    def subtree(self, nodes: Sequence[int]) -> DraftTree:
+        """Of these nodes, parents before children; the parent of each is among them, or the root."""
+        place = {node: at for at, node in enumerate([-1, *nodes], start=-1)}
+        kept = list(nodes)
+        return replace(
+            self,
+            tokens=tuple(self.tokens[node] for node in nodes),
+            parents=tuple(place[self.parents[node]] for node in nodes),
+            q_ids=None if self.q_ids is None else self.q_ids[kept],
+            q_probs=None if self.q_probs is None else self.q_probs[kept],
+            confidence=None if self.confidence is None else tuple(self.confidence[node] for node in nodes),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -82,7 +103,7 @@ class Drafter(Protocol):
         """Drafts by rid. `deadline` is on the engine's clock; late or stale sequences are missing."""
 
     def commit(self, rid: str, tokens: Sequence[int], features: torch.Tensor | None = None) -> None:
-        """Append tokens that the target committed. Unknown rids are ignored."""
+        """Append tokens that the target committed. Unknown rids are ignored. `features`: see `Featured`."""
 
     def catch_up(self, rid: str, tokens: Sequence[int], salt: bytes = b"") -> None:
         """Make the state of `rid` equal to this whole token sequence (also how a sequence begins).
@@ -95,6 +116,31 @@ class Drafter(Protocol):
 
     def length(self, rid: str) -> int | None:
         """Tokens that the state of `rid` stands for, for the state oracle; None when unknown."""
+
+
+@runtime_checkable
+class Featured(Protocol):
+    """A drafter that continues the target's hidden states.
+
+    It cannot catch up from tokens alone. `catch_up` reaches as far as its own prefix cache does, and `length`
+    tells how far that is, at least 1; the target then reuses no more of its own cache, so that what is
+    missing passes through it. From there on every pass of the target ends in a `commit`, whose `features`
+    [len(tokens), F] are for each token the hidden states that it was predicted from, which are those of the
+    token before it. F = len(layers) * H, of `layers` as `ModelRunner.forward_features` counts them.
+    """
+
+    layers: tuple[int, ...]
+
+
+@runtime_checkable
+class Observing(Protocol):
+    """A drafter that learns from what the target thinks, also behind nodes that it rejected."""
+
+    top: int  # likeliest tokens that it wants of each
+
+    def observe(self, rid: str, tree: DraftTree | None, likeliest: torch.Tensor) -> None:
+        """The target's likeliest tokens [1 + K, top] int64, the best first, behind the last committed token
+        and behind each node of the `tree` that it verified. The round's `commit` comes next."""
 
 
 @runtime_checkable

@@ -12,16 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gammaray.engine import loading
 from gammaray.engine.batch import Row
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
 from gammaray.engine.drafters.growth import Branch, Growth, add_level, candidates
 from gammaray.engine.drafters.outcomes import RANKS, Outcomes, share_budget
+from gammaray.engine.drafters.registry import Making
 from gammaray.engine.kv import BlockTable, KVCache
+from gammaray.engine.recording import record_passes
 from gammaray.engine.runner import ModelRunner
+from gammaray.errors import ConfigError, VocabularyMismatch
 from gammaray.types import MAX_TREE_NODES, Reuse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CATCH_UP_TOKENS = 512  # committed tokens fed in a round, by all sequences together
 ANTICIPATED_ROWS = 64  # outcomes in a pass, of all sequences together
@@ -289,3 +297,31 @@ class ModelDrafter:
         below = growth.below(end)
         ahead = growth.rerooted(end, below)
         return [*path, *below[: ahead.fed]], len(path), ahead
+
+
+def make(making: Making) -> ModelDrafter:
+    """Raises VocabularyMismatch, ConfigError."""
+    config, target = making.config, making.target
+    runner = loading.load_runner(
+        config.model,
+        dtype=config.dtype,
+        block_size=target.block_size,
+        num_blocks=target.num_blocks,
+        device=target.device,
+    )
+    check_vocabulary(making.name, config.model, runner.vocab_size, target.vocab_size, making.tokenizer)
+    record_passes(runner, making.max_batch, CATCH_UP_TOKENS)
+    return ModelDrafter(runner, config.draft_sampling, making.prefix_cache)
+
+
+def check_vocabulary(
+    name: str, model: str, size: int, target_size: int, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Token i must mean the same to drafter and target. Sizes are compared first, then the entries."""
+    if size != target_size:
+        raise VocabularyMismatch(target_size, size, name)
+    if loading.load_tokenizer(model).get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"drafter {name!r} ({model}) has a vocabulary of the target's size, {size}, but "
+            "with other tokens in it: use a drafter made for this target's tokenizer"
+        )

@@ -13,6 +13,7 @@ from itertools import islice
 import torch
 
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
+from gammaray.engine.drafters.registry import Making
 
 MOST_MATCHES = 8  # looked at for each continuation: a monotonous text has thousands, all alike
 
@@ -103,3 +104,7 @@ def merge(branches: Sequence[Sequence[int]]) -> DraftTree:
         tokens=tuple(path[-1] for path in nodes),
         parents=tuple(nodes[path[:-1]] if len(path) > 1 else -1 for path in nodes),
     )
+
+
+def make(making: Making) -> NgramDrafter:
+    return NgramDrafter(making.config.max_ngram, making.config.min_ngram)

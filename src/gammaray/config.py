@@ -9,26 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from gammaray.drafter_config import CompositeDrafter, Drafter, Dtype, ModelDrafter, check_nodes
 from gammaray.errors import ConfigError
-from gammaray.types import MAX_TREE_NODES, WARMUP_CLASS, Verification
-from gammaray.validation import Planned, Strict, explain, nearest, path, shorten
+from gammaray.types import WARMUP_CLASS, Verification
+from gammaray.validation import Strict, explain, nearest, path
 from gammaray.yamlfile import read
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-METHODS = ("ngram", "model")
 NO_KEYS = "no request can reach it: it has no api_keys (`gammaray key` makes one)"
 KEY_LISTS = {"api_keys", "operator_keys"}  # no value below these is ever shown
-PLANNED_METHODS = ("eagle", "eagle2", "eagle3", "medusa", "layerskip", "mamba", "suffix")
-
-
-def _later(*keys: str) -> Planned:
-    return dict.fromkeys(keys, ())
 
 
 class KV(Strict):
@@ -66,49 +60,6 @@ class Target(Strict):
         return self
 
 
-class NgramDrafter(Strict):
-    """Proposes what followed the last tokens earlier in the same sequence."""
-
-    method: Literal["ngram"]
-    version: str = Field(default="1", min_length=1, max_length=64)
-    max_ngram: int = Field(default=4, ge=1, le=32)
-    min_ngram: int = Field(default=2, ge=1, le=32)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> NgramDrafter:
-        if self.min_ngram > self.max_ngram:
-            raise PydanticCustomError("order", "min_ngram must not exceed max_ngram")
-        return self
-
-
-class ModelDrafter(Strict):
-    """A smaller model with the target's vocabulary. `draft_sampling`: draw its tokens, else take the best."""
-
-    planned: ClassVar[Planned] = _later("path")
-    method: Literal["model"]
-    model: str = Field(min_length=1)
-    version: str = Field(default="1", min_length=1, max_length=64)
-    dtype: Dtype = "auto"
-    draft_sampling: bool = False
-    placement: Literal["auto", "split", "same-gpu"] = "auto"  # split: in a process of its own, in any case
-
-
-def _known_method(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("method") not in METHODS:
-        late = value.get("method") in PLANNED_METHODS
-        text = "method {method} is not supported yet" if late else "unknown or missing method {method}"
-        method = value.get("method")
-        shown = shorten(ascii(method)) if isinstance(method, str | None) else type(method).__name__
-        context = {"method": shown, "known": " or ".join(METHODS)}
-        raise PydanticCustomError("method", text + "; use {known}", context)
-    return value
-
-
-Drafter = Annotated[
-    NgramDrafter | ModelDrafter, Field(discriminator="method"), BeforeValidator(_known_method)
-]
-
-
 class QualityGate(Strict):
     """KL(dense || verified) over the same positions, in nats; a violation turns the drafter's key off."""
 
@@ -139,14 +90,8 @@ class Speculation(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Speculation:
-        _check_nodes(self.gamma, self.tree_width)
+        check_nodes(self.gamma, self.tree_width)
         return self
-
-
-def _check_nodes(gamma: int, width: int) -> None:
-    if gamma * width > MAX_TREE_NODES:
-        text = "gamma * width must be at most {limit} (got {gamma} * {width})"
-        raise PydanticCustomError("nodes", text, {"limit": MAX_TREE_NODES, "gamma": gamma, "width": width})
 
 
 def _as_tuple(value: Any) -> Any:
@@ -170,7 +115,7 @@ class Bucket(Strict):
         if not 0 <= low < high <= 1:
             text = "alpha must be [low, high] with 0 <= low < high <= 1 (got {alpha})"
             raise PydanticCustomError("range", text, {"alpha": list(self.alpha)})
-        _check_nodes(self.gamma, self.width)
+        check_nodes(self.gamma, self.width)
         return self
 
 
@@ -380,6 +325,28 @@ class Config(Strict):
                     context = {"name": name, "place": place, "drafter": repr(drafter), "hint": hint}
                     raise PydanticCustomError("drafter", text, context)
         return self
+
+    @model_validator(mode="after")
+    def _composites_are_of_others(self) -> Config:
+        for name, composite in self.drafters.items():
+            for part in composite.drafters if isinstance(composite, CompositeDrafter) else ():
+                if why := self._unfit(part):
+                    text = "drafters.{name}.drafters: {part} {why}"
+                    context = {"name": name, "part": repr(part), "why": why}
+                    raise PydanticCustomError("composite", text, context)
+        return self
+
+    def _unfit(self, part: str) -> str | None:
+        """Why a drafter cannot be a part of a composite one."""
+        if (own := self.drafters.get(part)) is None:
+            return f"is not the name of a drafter{nearest(part, self.drafters)}"
+        if isinstance(own, CompositeDrafter):
+            return "is a composite itself; name its parts"
+        if getattr(own, "draft_sampling", False):
+            return "draws its tokens, and such trees cannot be merged: set draft_sampling: false"
+        if isinstance(own, ModelDrafter) and own.placement == "split":
+            return "lives in a process of its own: set placement: same-gpu"
+        return None
 
     @model_validator(mode="after")
     def _keys_differ(self) -> Config:

@@ -48,7 +48,7 @@ def test_a_targets_hidden_states_arrive_bit_by_bit() -> None:
     ]
     with linked(keep) as (link, told, _):
         for rows in rounds:
-            counts = [row.wanted for row in rows]
+            counts = [len(row.pending) + len(row.tree_tokens) for row in rows]
             _, features = runner.forward_features(rows, (0, 1, 3))
             link.send(features, counts)
             sent = features.view(torch.uint8).numpy().tobytes()

@@ -47,10 +47,24 @@ def test_features_are_transformers_hidden_states(name: str) -> None:
     rows = [Row([7, 8], 0, [1]), Row(TOKENS[4:7], 4, [5, 2, 9], TOKENS[7:], range(-1, 2), logits=2)]
     logits, features = runner.forward_features(rows, (1, 4, 0, 2))
     torch.testing.assert_close(
-        features[1:], torch.cat([expected[i][5:] for i in (1, 4, 0, 2)], -1), atol=1e-4, rtol=0
+        features[2:], torch.cat([expected[i][4:] for i in (1, 4, 0, 2)], -1), atol=1e-4, rtol=0
     )
     assert torch.equal(logits, runner.forward(rows))  # asking changes nothing
-    assert features.shape == (6, 4 * 32) and not features.is_inference()
+    assert features.shape == (8, 4 * 32) and not features.is_inference()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_behind_the_last_norm_is_what_the_head_reads(name: str) -> None:
+    config, options, _ = MODELS[name]
+    runner = load_runner(tiny_model(config, layers=4, **options), "float32", block_size=4, num_blocks=16)
+    rows = [Row(TOKENS, 0, [5, 2, 9], logits=len(TOKENS))]
+    logits, features = runner.forward_features(rows, (0, 5))
+    embedded, normed = features.chunk(2, -1)
+    with torch.inference_mode():
+        torch.testing.assert_close(runner.telling.head(normed), logits, atol=1e-5, rtol=0)
+        given = runner.telling.embed(torch.tensor(TOKENS))
+    if name != "gpt2":  # adds positions to its embeddings
+        torch.testing.assert_close(embedded, given, atol=1e-5, rtol=0)
 
 
 def test_the_form_of_foreign_models_agrees_with_the_lean_one() -> None:
@@ -67,8 +81,8 @@ def test_features_are_of_the_models_dtype() -> None:
     assert (logits.dtype, features.dtype) == (torch.float32, torch.bfloat16)
 
 
-@pytest.mark.parametrize("layers", [(3,), (-1,)])
+@pytest.mark.parametrize("layers", [(4,), (-1,)])
 def test_a_layer_that_is_not_there_is_refused(layers: Any) -> None:
     runner = load_runner(tiny_llama(), "float32", num_blocks=4)
-    with pytest.raises(ConfigError, match="the model has 0 to 2"):
+    with pytest.raises(ConfigError, match="the model has 0 to 3"):
         runner.forward_features([Row(TOKENS, 0, [0])], layers)

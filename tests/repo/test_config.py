@@ -174,8 +174,20 @@ def speculation(inner: str) -> str:
         (keys("{name: web}"), "tenants.a.api_keys[0].sha256: Field required"),
         (keys(f"{{name: 'a b', sha256: {HASH}}}"), "tenants.a.api_keys[0].name: String should match"),
         (keys(f"{KEY}, {KEY.replace('ab', 'cd')}"), "tenants.a.api_keys: two keys are named 'web'"),
-        (drafter("method: eagle3, path: x"), "drafters.d: method 'eagle3' is not supported yet"),
-        (drafter("method: magic"), "unknown or missing method 'magic'; use ngram or model"),
+        (drafter("method: eagle3"), "drafters.d.path: Field required"),
+        (drafter("method: magic"), "unknown or missing method 'magic'; use ngram, suffix, "),
+        (drafter("method: mtp, draft_sampling: true, tree: dynamic"), "drafters.d: draft_sampling needs tree"),
+        (drafter("method: composite, drafters: [d, d]"), "drafters.d: drafters: each only once"),
+        (drafter("method: composite, drafters: [d, x]"), "drafters.d.drafters: 'd' is a composite itself"),
+        (
+            MODEL + "drafters: {d: {method: composite, drafters: [one, two]}, one: {method: ngram}}",
+            "drafters.d.drafters: 'two' is not the name of a drafter",
+        ),
+        (
+            MODEL + "drafters: {d: {method: composite, drafters: [a, b]}, a: {method: ngram}, "
+            "b: {method: model, model: x, draft_sampling: true}}",
+            "drafters.d.drafters: 'b' draws its tokens",
+        ),
         (drafter("max_ngram: 3"), "unknown or missing method None"),
         (drafter("method: [ngram]"), "unknown or missing method list"),
         (drafter("method: ngram, max_ngram: 2, min_ngram: 3"), "drafters.d: min_ngram must not exceed"),

@@ -18,14 +18,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = {"types", "errors"}
-BASE = CORE | {"config", "validation"}
+BASE = CORE | {"config", "drafter_config", "validation"}
 ALLOWED = {  # of gammaray's own; a room may always import itself
     "__init__": set(),
     "types": set(),
     "errors": set(),
     "validation": CORE,
     "yamlfile": CORE,
-    "config": CORE | {"validation", "yamlfile"},
+    "config": CORE | {"drafter_config", "validation", "yamlfile"},
+    "drafter_config": CORE | {"validation"},
     "kernels": CORE,
     "engine": BASE | {"kernels"},
     "routing": BASE,
