@@ -176,7 +176,7 @@ def speculation(inner: str) -> str:
         (keys(f"{KEY}, {KEY.replace('ab', 'cd')}"), "tenants.a.api_keys: two keys are named 'web'"),
         (drafter("method: eagle3"), "drafters.d.path: Field required"),
         (drafter("method: magic"), "unknown or missing method 'magic'; use ngram, suffix, "),
-        (drafter("method: mtp, draft_sampling: true, tree: dynamic"), "drafters.d: draft_sampling needs tree"),
+        (drafter("method: mtp, draft_sampling: true, tree: dynamic"), "drafters.d: draft_sampling needs"),
         (drafter("method: composite, drafters: [d, d]"), "drafters.d: drafters: each only once"),
         (drafter("method: composite, drafters: [d, x]"), "drafters.d.drafters: 'd' is a composite itself"),
         (
