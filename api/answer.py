@@ -121,7 +121,7 @@ class Answer:
             "drafted": stats.drafted,
             "accepted": stats.accepted,
             "tau": stats.tau,
-            "alpha": stats.alpha,
+            "alpha": stats.acceptance,  # of all rounds: of one answer few are verified whole
             "histogram": list(stats.lengths),  # [k]: rounds that emitted k tokens
             **_as_vllm(stats),
             "notes": list(self.job.notes),

@@ -25,6 +25,7 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
+from gammaray.engine.bench.prompts import PROMPTS as EVERY
 from gammaray.engine.build import TokenizerDecoder, eos_ids
 from gammaray.engine.drafters.ngram import NgramDrafter
 from gammaray.engine.engine import Engine, EngineOptions
@@ -33,32 +34,7 @@ from gammaray.engine.local import run
 from gammaray.types import PLAIN, GenerateRequest, SamplingParams, SpeculationPlan
 
 MODEL = "smollm2-135m-instruct"
-PARAGRAPH = (
-    "The harbour of Lindau lies on the eastern shore of Lake Constance. Its entrance is framed by a lion of "
-    "Bavarian stone and a white lighthouse, both built in 1856. Ferries leave for Bregenz and Konstanz every "
-    "hour in summer, and sailing boats fill the berths until October. In winter the promenade is quiet, the "
-    "cafes close early, and swans gather where the ferries used to turn."
-)
-CODE = """def total_price(items, discount):
-    total = 0
-    for item in items:
-        total = total + item.price * item.count
-    if discount:
-        total = total - total * discount
-    return total
-
-
-def print_total(items, discount):
-    total = total_price(items, discount)
-    print("total:", total)
-    return total
-"""
-PROMPTS = {
-    "edit": f"Correct the spelling of this text and write it out again:\n\n{PARAGRAPH}",
-    "code-rename": f"Rename the variable total to amount. Write out the whole code:\n\n```python\n{CODE}```",
-    "summarise": f"Summarise this text:\n\n{PARAGRAPH}",
-    "chat": "Why do cats purr?",
-}
+PROMPTS = {name: EVERY[name] for name in ("edit", "code-rename", "summarise", "chat")}
 SPECULATION = SpeculationPlan("ngram", gamma=8, width=1)
 
 

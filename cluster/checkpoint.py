@@ -35,13 +35,18 @@ class Checkpoint:
     hidden: int | None = None
     vocabulary: int | None = None
     max_length: int | None = None  # tokens
+    recurrent: bool = False  # keeps a state of fixed size, and no KV
     note: str | None = None  # what is not read but estimated
 
     def __post_init__(self) -> None:
         for name, size in asdict(self).items():
             least = 0 if name == "parameters" else 1
-            if isinstance(size, int) and not least <= size < 2**63:
+            if type(size) is int and not least <= size < 2**63:
                 raise ValueError(f"{name} cannot be {size}")
+
+    @property
+    def one_layer(self) -> Checkpoint:
+        return replace(self, layers=1)
 
     def weights(self, dtype: str) -> int:
         """Bytes."""
@@ -53,6 +58,8 @@ class Checkpoint:
         Unknown shapes: 50 KB x (billions of parameters)^0.45 in 16 bits, which is within a factor of two for
         SmolLM2 135M and Llama 3 of 1, 8, 70 and 405 billion.
         """
+        if self.recurrent:
+            return 0
         if self.layers and self.kv_heads and self.head_dim:
             return 2 * self.layers * (self.kv_heads // shards) * self.head_dim * BYTES[dtype]
         estimate: float = 25_000 * (self.parameters / 1e9) ** 0.45 * BYTES[dtype]
@@ -83,6 +90,27 @@ def _read(model: str) -> Checkpoint:
         raise ConfigError(f"no such file or folder: {model}")
     cached = _cached(model)
     return _folder(cached, model) if cached else _by_name(model, "it is not in the local Hugging Face cache")
+
+
+def read_head(path: str) -> Checkpoint:
+    """Sizes of what continues a target's hidden states: a folder, or an id in the local cache.
+
+    What is not there counts as nothing, as the name of a head tells the size of its target. Raises
+    ConfigError when it is broken.
+    """
+    local = Path(path).expanduser()
+    try:
+        folder = local if local.is_dir() else _cached(path)
+        if folder is None:
+            return Checkpoint(0, note=f"{path}: it is not on this machine, so its size is not counted")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = {**config, **config.get("transformer_layer_config", {})}  # as speculators writes it
+        parameters, _ = _weights(folder, config)
+        pickled = sum(file.stat().st_size for kind in ("*.bin", "*.pt") for file in folder.glob(kind))
+        return replace(_shapes(config), parameters=parameters or pickled // BYTES["auto"])
+    except BROKEN as error:
+        why = f"{type(error).__name__}: {shorten(str(error))}"
+        raise ConfigError(f"cannot read the draft head {shorten(repr(path))}: {why}") from None
 
 
 def size_of_name(model: str) -> int | None:
@@ -182,6 +210,7 @@ def _shapes(config: Mapping[str, Any]) -> Checkpoint:
         hidden=hidden,
         vocabulary=number("vocab_size"),
         max_length=number("max_position_embeddings", "n_positions"),
+        recurrent=heads is None and "state_size" in config,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gammaray.cluster.plans import Demand, DraftDemand, Mode, Placed, Plan
-from gammaray.cluster.reasons import GROWS
+from gammaray.cluster.reasons import GROWS, inside
 from gammaray.cluster.topology import Topology
 
 HERE = "localhost"  # without any topology
@@ -51,6 +51,6 @@ def _draft(pool: DraftDemand, worker: int, replica: int, node: str) -> Placed:
         spare = worker in pool.further
         reason = f"{GROWS} {reason}" if spare else reason
         return Placed("draft", node, (), "split", reason, replica, pool.tenant, pool.drafter, worker, spare)
-    why = "light: proposes without a model," if pool.light else "no node has a GPU: computes"
-    reason = f"{why} in the target's process"
+    computes = "no node has a GPU: computes in the target's process"
+    reason = computes if pool.method == "model" else inside(pool)
     return Placed("draft", node, (), "in-process", reason, replica, pool.tenant, pool.drafter, worker)

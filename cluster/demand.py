@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from gammaray.cluster.checkpoint import Checkpoint, read
+from gammaray.cluster import inside
+from gammaray.cluster.checkpoint import Checkpoint, read, read_head
 from gammaray.cluster.plans import Demand, DraftDemand, TargetDemand
 from gammaray.config import Config, Tenant
 from gammaray.drafter_config import ModelDrafter
 from gammaray.errors import ConfigError
 
-LIGHT = {"ngram", "suffix", "lookahead", "layer_exit"}  # no pass of a model of their own
 KEPT = 64  # entries of a sampled draft token's truncated q, see math.md
 UNKNOWN_LENGTH = 8192  # tokens, when neither configuration nor checkpoint tells
 MOST_TOKENS = 2**63 - 1  # beyond it floats of bytes overflow sooner or later
@@ -25,7 +25,7 @@ def demand(config: Config, sizes: bool = True) -> Demand:
     `sizes` False leaves checkpoints unread and all bytes 0: enough where nothing has a GPU. Raises
     ConfigError when a checkpoint cannot be read, or when its heads cannot be divided as asked.
     """
-    known = {model: read(model) for model in _models(config)} if sizes else {}
+    known = _read(config) if sizes else {}
     target = known.get(config.target.model, Checkpoint(0, max_length=UNKNOWN_LENGTH))
     tokens, assumed = _length(config, target)
     drafts = (_draft(config, name, tenant, tokens, known) for name, tenant in config.tenants.items())
@@ -37,12 +37,14 @@ def demand(config: Config, sizes: bool = True) -> Demand:
     )
 
 
-def _models(config: Config) -> list[str]:
+def _read(config: Config) -> dict[str, Checkpoint]:
     """The target's, and those that some tenant drafts with; each once."""
     names = {tenant.drafter for tenant in config.tenants.values() if tenant.speculation.enabled}
     used = [drafter for name, drafter in config.drafters.items() if name in names]
-    models = [drafter.model for drafter in used if isinstance(drafter, ModelDrafter)]
-    return list(dict.fromkeys((config.target.model, *models)))
+    heads = [path for drafter in used for path in inside.heads(config, drafter)]
+    models = [model for drafter in used for model in inside.models(config, drafter)]
+    known = {path: read_head(path) for path in heads}
+    return known | {model: read(model) for model in dict.fromkeys((config.target.model, *models))}
 
 
 def _length(config: Config, target: Checkpoint) -> tuple[int, tuple[str, ...]]:
@@ -90,9 +92,19 @@ def _draft(
     if tenant.drafter is None or not tenant.speculation.enabled:
         return None
     drafter = config.drafters[tenant.drafter]
-    light = DraftDemand(name, tenant.drafter, drafter.method, light=drafter.method in LIGHT)
     if not isinstance(drafter, ModelDrafter):
-        return light
+        size = inside.size(config, drafter, tokens, known) if known else inside.Size()
+        light = inside.is_light(config, drafter)
+        return DraftDemand(
+            name,
+            tenant.drafter,
+            drafter.method,
+            light=light,
+            weights=size.weights,
+            kv=size.kv,
+            wish="auto" if light else "same-gpu",
+            workers=1 if light else config.target.replicas,
+        )
     checkpoint = known.get(drafter.model, Checkpoint(0))
     nodes = tenant.speculation.gamma * tenant.speculation.tree_width
     return DraftDemand(

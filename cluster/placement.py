@@ -19,7 +19,7 @@ from gammaray.cluster.plans import (
     TargetDemand,
     Unplaced,
 )
-from gammaray.cluster.reasons import GROWS, LIGHT, Reasons
+from gammaray.cluster.reasons import GROWS, Reasons, inside
 from gammaray.cluster.search import best
 from gammaray.cluster.shares import fractions
 from gammaray.cluster.sites import Sites, drafts_near
@@ -109,7 +109,7 @@ def _placed(reasons: Reasons) -> Iterator[Placed]:
         for pool in demand.drafts:
             for worker in cpus.near(pool, replica, len(state.sites)) if pool.light else ():
                 yield Placed(
-                    "draft", node, (), "in-process", LIGHT, replica, pool.tenant, pool.drafter, worker
+                    "draft", node, (), "in-process", inside(pool), replica, pool.tenant, pool.drafter, worker
                 )
 
 

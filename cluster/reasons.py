@@ -9,13 +9,19 @@ from gammaray.cluster.devices import Device, Hardware
 from gammaray.cluster.plans import Demand, DraftDemand
 from gammaray.cluster.state import Draft, Spot, State
 from gammaray.cluster.topology import count, why_not
+from gammaray.drafter_config import WEIGHTLESS
 
 SOCKET_MS = 1  # added to a round by a socket between processes, measured on two CPU cores
 TRAFFIC = (
     "a split drafter sends token ids and truncated q: some hundred bytes a round, so that latency counts and "
     "NVLink makes no difference. NVLink matters for what is large"
 )
-LIGHT = "light: proposes without a model, on the CPU of the target's process"
+LIGHT = "light: proposes without a model"
+INSIDE = {  # by method, of those that are in the target's process wherever it is
+    "layer_exit": "runs the target's own first layers over the target's KV",
+    "composite": "merges what others of this process draft",
+}
+HEAD = "continues the target's hidden states"
 GROWS = "room for a worker when the pool grows:"
 
 
@@ -43,6 +49,8 @@ class Reasons:
         if spot.shared:
             return f"the process of replica {draft.replica} holds this drafter already, one copy does"
         if spot.via == "same-process":
+            if draft.demand.method != "model":
+                return inside(draft.demand)
             if draft.demand.wish == "same-gpu":
                 return "as `placement: same-gpu` asks: in the target's process"
             return f"in the target's process: {self.no_split(draft)}"
@@ -124,6 +132,13 @@ class Reasons:
         feature = f" ({target.feature_bytes} bytes a token)" if target.feature_bytes else ""
         full = f" ({target.q_bytes} bytes a position)" if target.q_bytes else ""
         return f"{TRAFFIC}: hidden states for head drafters{feature}, KV, q over the whole vocabulary{full}"
+
+
+def inside(draft: DraftDemand) -> str:
+    """Why a drafter that is no model is in the target's process."""
+    if draft.method in WEIGHTLESS:
+        return f"{LIGHT}, on the CPU of the target's process"
+    return f"{INSIDE.get(draft.method, HEAD)}: in the target's process"
 
 
 def name(device: Device) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from gammaray.engine.pool import KVPool, KVShape
 from gammaray.kernels.api import AttentionPlan, PagedBatch, paged_tree_attention, plan_attention, write_kv
@@ -54,6 +55,15 @@ class Model(Protocol):
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
     ) -> Tensor:
         """input_ids [T], positions [T], wanted [N] token indices (None: all) -> logits [N, V]."""
+
+
+@runtime_checkable
+class LayeredModel(Model, Protocol):
+    """A model that can also end early."""
+
+    def first(self, layers: int, end: PreTrainedModel | None = None) -> Model:
+        """Its first `layers` layers, behind them its final norm and its head, or those of `end`, which is
+        taken over. All weights are shared, and so are the numbers of the layers."""
 
 
 class PagedAttention:

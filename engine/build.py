@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import torch
+
 from gammaray.config import Config
+from gammaray.drafter_config import WEIGHTLESS, CompositeDrafter
+from gammaray.drafter_config import Drafter as DrafterConfig
 from gammaray.drafter_config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
 from gammaray.engine.device import resolve_device, resolve_dtype
-from gammaray.engine.drafters import registry
-from gammaray.engine.drafters.base import Drafter
+from gammaray.engine.drafters import recurrent, registry
+from gammaray.engine.drafters.aside import AsideDrafter, CudaSide
+from gammaray.engine.drafters.base import Drafter, Featured
+from gammaray.engine.drafters.head_loading import folder_of, read_config
 from gammaray.engine.drafters.model import CATCH_UP_TOKENS, ModelDrafter, check_vocabulary
+from gammaray.engine.drafters.recurrent import RecurrentDrafter
 from gammaray.engine.drafters.registry import Making
 from gammaray.engine.drafters.switch import TenantDrafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.grammar import GrammarCompiler
 from gammaray.engine.logits import SUPPORT
-from gammaray.engine.parallel import obey
+from gammaray.engine.parallel import WHOLE_PASSES, obey
 from gammaray.engine.peers import ALONE, Alone, Link
 from gammaray.engine.profile import measure
 from gammaray.engine.ranks import Meeting, Seat, join
 from gammaray.engine.recording import launches_kernels, record_passes
-from gammaray.engine.room import Footprint, footprint
+from gammaray.engine.recurrent import is_recurrent
+from gammaray.engine.room import Footprint, end_footprint, footprint, head_footprint, layer_footprint
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError
 from gammaray.kernels import verification
@@ -83,12 +91,13 @@ def build_engine(
         max_batch=target.max_batch,
         token_budget=target.token_budget or TOKEN_BUDGET,
         prefix_cache=target.kv.prefix_cache,
+        asynchronous=target.asynchronous,
         max_waiting=target.max_waiting,
         oracle=oracle,
     )
     eos = eos_ids(runner, tokenizer)
     grammars = GrammarCompiler(tokenizer, runner.vocab_size, eos)
-    record_passes(runner, options.max_batch, options.token_budget)
+    record_passes(runner, options.max_batch, options.token_budget, _continued(drafters.values()))
     if launches_kernels(runner):
         verification.warm_up(runner.vocab_size, SUPPORT, runner.dtype, runner.device)
     profile = measure(
@@ -103,6 +112,11 @@ def build_engine(
     )
     engine.apply(_fairness(config))
     return engine
+
+
+def _continued(drafters: Iterable[Drafter]) -> list[int]:
+    """Layers of the target whose hidden states some drafter continues."""
+    return sorted({layer for one in drafters if isinstance(one, Featured) for layer in one.layers})
 
 
 def _fairness(config: Config) -> PolicySnapshot:
@@ -139,15 +153,35 @@ def load_target(config: Config, ranks: Alone | Link = ALONE, beside: Sequence[Fo
 
 
 def _beside(config: Config, pools: Pools) -> list[Footprint]:
-    """Models that will share a GPU with the target. A CPU's memory is taken as it is used."""
-    device, size = resolve_device(), config.target.kv.block_size
+    """What will share a GPU with the target. A CPU's memory is taken as it is used."""
+    device = resolve_device()
     if device.type == "cpu":
         return []
-    return [
-        footprint(loading.load_config(own.model), resolve_dtype(own.dtype, device), size)
-        for name, own in config.drafters.items()
-        if isinstance(own, ModelDrafterConfig) and not _elsewhere(name, config, pools)
-    ]
+    here = [own for name, own in config.drafters.items() if not _elsewhere(name, config, pools)]
+    found = (_footprint(part, config, device) for own in here for part in _parts(own, config))
+    return [one for one in found if one.weights]
+
+
+def _parts(own: DrafterConfig, config: Config) -> list[DrafterConfig]:
+    """A composite makes its parts anew."""
+    return [config.drafters[name] for name in own.drafters] if isinstance(own, CompositeDrafter) else [own]
+
+
+def _footprint(own: DrafterConfig, config: Config, device: torch.device) -> Footprint:
+    target, size = config.target, config.target.kv.block_size
+    if own.method in WEIGHTLESS:
+        return Footprint(0)
+    if isinstance(own, ModelDrafterConfig):
+        return footprint(loading.load_config(own.model), resolve_dtype(own.dtype, device), size)
+    text, dtype = loading.load_config(target.model), resolve_dtype(target.dtype, device)
+    path: str | None = getattr(own, "path", None)
+    if own.method == "layer_exit":
+        return end_footprint(text, dtype) if path else Footprint(0)
+    if own.method == "mtp" or path is None:
+        return layer_footprint(text, dtype, size)
+    folder = folder_of(path)
+    layers = {"medusa": 0, "dspark": None}.get(own.method, 1)
+    return head_footprint(folder, read_config(folder), layers, dtype, size)
 
 
 def _for_all(
@@ -159,6 +193,8 @@ def _for_all(
     if _elsewhere(name, config, pools):
         return TenantDrafter(by_tenant, size)
     own = build_drafter(name, config, target, tokenizer)
+    if config.target.asynchronous and isinstance(own, ModelDrafter) and target.device.type == "cuda":
+        own = AsideDrafter(own, CudaSide(target.device))
     return TenantDrafter(by_tenant, size, own) if by_tenant else own
 
 
@@ -178,10 +214,13 @@ def build_drafter(
     name: str, config: Config, target: ModelRunner, tokenizer: PreTrainedTokenizerBase
 ) -> Drafter:
     """One configured drafter in the target's process. Raises ConfigError and its kin with what to change."""
-    return registry.make(
+    own = config.drafters[name]
+    if own.method == "layer_exit" and config.target.tensor_parallel > 1:
+        raise ConfigError(f"drafter {name!r}: {WHOLE_PASSES}")
+    drafter = registry.make(
         Making(
             name=name,
-            config=config.drafters[name],
+            config=own,
             target=target,
             model=config.target.model,
             tokenizer=tokenizer,
@@ -190,9 +229,15 @@ def build_drafter(
             others=lambda other: build_drafter(other, config, target, tokenizer),
         )
     )
+    if isinstance(drafter, Featured) and drafter.layers:
+        try:
+            target.check_layers(drafter.layers)
+        except ConfigError as error:
+            raise ConfigError(f"drafter {name!r} continues the target's hidden states: {error}") from error
+    return drafter
 
 
-def build_apart(config: Config, name: str) -> ModelDrafter:
+def build_apart(config: Config, name: str) -> ModelDrafter | RecurrentDrafter:
     """A drafter for a process of its own: of the target it reads the vocabulary only.
 
     Raises VocabularyMismatch, ConfigError.
@@ -200,6 +245,11 @@ def build_apart(config: Config, name: str) -> ModelDrafter:
     settings, target = config.drafters[name], config.target
     if not isinstance(settings, ModelDrafterConfig):
         raise ConfigError(f"drafter {name!r} has no model of its own, so it has no draft workers")
+    size, tokenizer = loading.load_config(target.model).vocab_size, loading.load_tokenizer(target.model)
+    if is_recurrent(loading.load_config(settings.model)):
+        drafter = recurrent.load(settings)
+        check_vocabulary(name, settings.model, drafter.runner.vocab_size, size, tokenizer)
+        return drafter
     runner = loading.load_runner(
         settings.model,
         dtype=settings.dtype,
@@ -207,7 +257,6 @@ def build_apart(config: Config, name: str) -> ModelDrafter:
         num_blocks=target.kv.num_blocks,
         memory=target.kv.memory,
     )
-    size, tokenizer = loading.load_config(target.model).vocab_size, loading.load_tokenizer(target.model)
     check_vocabulary(name, settings.model, runner.vocab_size, size, tokenizer)
     record_passes(runner, target.max_batch, CATCH_UP_TOKENS)
-    return ModelDrafter(runner, settings.draft_sampling, target.kv.prefix_cache)
+    return ModelDrafter(runner, settings.draft_sampling, target.kv.prefix_cache, settings.tree)

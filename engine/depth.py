@@ -11,11 +11,16 @@ from gammaray.types import PolicySnapshot
 
 def allowed_shape(sequence: Sequence, policy: PolicySnapshot) -> tuple[int, int]:
     """Depth and width of the next draft: gamma = min(request and bucket, state, breaker, temperature prior,
-    tokens that may still be emitted); 0: plain. A round of depth d emits d + 1."""
+    tokens that may still be emitted), and 0 while it rests, as its drafts were worth nothing; 0: plain.
+    A round of depth d emits d + 1.
+
+    The bucket, in the plan, was chosen by what was forecast for the request: by the predictor, or by the EWMA
+    over its class (routing/plan.py). The breaker holds the rule of the last 16 rounds.
+    """
     plan, key = sequence.request.plan, policy.of(sequence.key)
     if plan.drafter is None or not policy.speculation or sequence.breaker.open or sequence.ahead:
         return 0, 1
-    if key.stops or plan.epoch < key.epoch:
+    if key.stops or plan.epoch < key.epoch or (plan.adaptive and sequence.pace.rest):
         return 0, 1
     depth = min(plan.gamma, key.gamma, sequence.remaining - 1)
     if plan.adaptive:

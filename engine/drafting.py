@@ -1,4 +1,4 @@
-"""The draft phase of a step: every drafter is asked for all its sequences before any answer is awaited."""
+"""The draft phase of a step: every drafter is told to begin before any answer is awaited."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gammaray.engine.drafters.base import (
     Drafter,
     DraftTree,
     DraftView,
+    Failing,
     Featured,
     Observing,
     Ticket,
@@ -62,9 +63,9 @@ class GuardedDrafter:
     def length(self, rid: str) -> int | None:
         return self._guard(lambda: self.inner.length(rid), None)
 
-    def accepts(self, tree: DraftTree, part: Slice, vocab_size: int) -> bool:
+    def accepts(self, tree: DraftTree, depth: int, width: int, vocab_size: int) -> bool:
         """Whether it gave what was asked for; what is no tree at all is a failure."""
-        return self._guard(lambda: well_formed(tree, part.depth, part.width, vocab_size), False)
+        return self._guard(lambda: well_formed(tree, depth, width, vocab_size), False)
 
     def trouble(self, rid: str) -> Cause | None:
         """Why `rid` has no draft in this round, if it should have one."""
@@ -85,7 +86,8 @@ class GuardedDrafter:
     def take_failures(self) -> int:
         """Calls that raised since this was asked last."""
         failures, self._failures = self._failures, 0
-        return failures
+        inner = self.inner
+        return failures + (self._guard(inner.take_failures, 0) if isinstance(inner, Failing) else 0)
 
     def _guard(self, call: Callable[[], T], otherwise: T) -> T:
         try:
@@ -112,28 +114,44 @@ class Drafts:
     seconds: dict[str, float] = field(default_factory=dict)  # by drafter
 
 
-def draft(
-    slices: Sequence[Slice],
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Drafts under way: who was told to begin, for whom."""
+
+    parts: Mapping[str, list[Slice]] = field(default_factory=dict)  # by drafter
+    tickets: Mapping[str, Ticket] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # that telling them took
+
+
+def begin(
+    slices: Sequence[Slice], drafters: Mapping[str, GuardedDrafter], clock: Callable[[], float]
+) -> Asked:
+    """Tells each drafter to begin with its sequences."""
+    parts: dict[str, list[Slice]] = defaultdict(list)
+    for part in slices:
+        parts[part.sequence.request.plan.drafter or ""].append(part)
+    tickets, seconds = {}, {}
+    for name, own in parts.items():
+        began = clock()
+        drafters[name].start_round()
+        tickets[name] = drafters[name].begin([_view(drafters[name], part) for part in own])
+        seconds[name] = clock() - began
+    return Asked(parts, tickets, seconds)
+
+
+def collect(
+    asked: Asked,
     drafters: Mapping[str, GuardedDrafter],
     vocab_size: int,
     deadline: float,
     clock: Callable[[], float],
 ) -> Drafts:
-    """Asks each drafter for its sequences. What gets no tree decodes plainly this round."""
-    by_name: dict[str, list[Slice]] = defaultdict(list)
-    for part in slices:
-        if part.depth > 0:
-            by_name[part.sequence.request.plan.drafter or ""].append(part)
-    done, tickets = Drafts(), {}
-    for name, parts in by_name.items():
-        began = clock()
-        drafters[name].start_round()
-        tickets[name] = drafters[name].begin([_view(drafters[name], part) for part in parts])
-        done.seconds[name] = clock() - began
-    for name, ticket in tickets.items():
+    """What they made. What gets no tree decodes plainly this round."""
+    done = Drafts(seconds=dict(asked.seconds))
+    for name, ticket in asked.tickets.items():
         began = clock()
         found = drafters[name].collect(ticket, deadline)
-        for part in by_name[name]:
+        for part in asked.parts[name]:
             _take(done, drafters[name], part, found.get(part.sequence.rid), vocab_size)
         done.seconds[name] += clock() - began
     return done
@@ -143,7 +161,7 @@ def _take(
     done: Drafts, drafter: GuardedDrafter, part: Slice, tree: DraftTree | None, vocab_size: int
 ) -> None:
     rid = part.sequence.rid
-    if tree and drafter.accepts(tree, part, vocab_size):
+    if tree and drafter.accepts(tree, part.depth, part.width, vocab_size):
         done.trees[rid] = tree
     elif trouble := drafter.trouble(rid):
         done.troubles[rid] = trouble
@@ -152,7 +170,7 @@ def _take(
 def well_formed(tree: DraftTree, depth: int, width: int, vocab_size: int) -> bool:
     """Real tokens, parents first, within the depth and the nodes that KV was claimed for, q for each node."""
     nodes = len(tree.tokens)
-    if len(tree.parents) != nodes or nodes > depth * width:
+    if len(tree.parents) != nodes or nodes > depth * width or not _is_confident(tree):
         return False
     levels: list[int] = []
     for index, parent in enumerate(tree.parents):
@@ -161,6 +179,12 @@ def well_formed(tree: DraftTree, depth: int, width: int, vocab_size: int) -> boo
         levels.append(1 if parent < 0 else levels[parent] + 1)
     in_vocabulary = all(type(token) is int and 0 <= token < vocab_size for token in tree.tokens)
     return in_vocabulary and max(levels, default=0) <= depth and _has_q(tree, vocab_size)
+
+
+def _is_confident(tree: DraftTree) -> bool:
+    """A probability for each node, or nothing."""
+    said = tree.confidence
+    return said is None or (len(said) == len(tree) and all(0 <= each <= 1 for each in said))
 
 
 def _has_q(tree: DraftTree, vocab_size: int) -> bool:

@@ -20,18 +20,19 @@ from gammaray.engine.admission import check_request
 from gammaray.engine.breaker import Trial
 from gammaray.engine.discreet import described
 from gammaray.engine.drafters.base import Drafter, DraftTree
-from gammaray.engine.drafting import Drafts, GuardedDrafter, draft
+from gammaray.engine.drafting import Asked, Drafts, GuardedDrafter, begin, collect
 from gammaray.engine.grammar import GrammarCompiler, Matcher, prune
 from gammaray.engine.intake import Intake
 from gammaray.engine.kv import KVCache
 from gammaray.engine.oracle import Oracle
 from gammaray.engine.profile import StepProfile
-from gammaray.engine.report import Told, costs, finished, report, round_key, traced
+from gammaray.engine.report import Told, Watch, costs, finished, report, round_key, traced
 from gammaray.engine.round import Round, compute, moves
 from gammaray.engine.runner import ModelRunner
-from gammaray.engine.scheduler import Scheduler, Slice
+from gammaray.engine.scheduler import Schedule, Scheduler, Slice
 from gammaray.engine.sequence import Sequence
 from gammaray.engine.text import TextDecoder
+from gammaray.engine.trimmer import Trimmer
 from gammaray.errors import ConfigError, EngineFailure, InvalidRequest, Overloaded, ReplicaLost
 from gammaray.types import (
     FinishReason,
@@ -61,6 +62,7 @@ class EngineOptions:
     token_budget: int = TOKEN_BUDGET  # tokens the target is fed in a step
     prefix_cache: bool = True
     draft_deadline_s: float = 0.1  # given to drafters; those of this process answer in any case
+    asynchronous: bool = False  # while a half of the sequences that speculate is verified, the other drafts
     max_waiting: int = 512  # sequences that may wait for a place among those that run
     oracle: bool = False  # recompute one sequence a step densely and compare
 
@@ -83,7 +85,8 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         profile: StepProfile | None = None,
     ) -> None:
-        """`profile`: what steps of this runner cost; None: nobody knows, and drafts count as free."""
+        """`profile`: what steps of this runner cost; None: nobody knows, and drafts count as free and are
+        verified whole."""
         if options.token_budget < options.max_batch:
             raise ConfigError(
                 f"token_budget {options.token_budget} is below max_batch {options.max_batch}: every sequence "
@@ -92,7 +95,9 @@ class Engine:
         self.runner = runner
         self.drafters = {name: GuardedDrafter(name, drafter) for name, drafter in (drafters or {}).items()}
         self.cache = KVCache(runner.num_blocks, runner.block_size, options.prefix_cache)
-        self.scheduler = Scheduler(self.cache, options.max_batch, options.token_budget, self._reusable)
+        self.scheduler = Scheduler(
+            self.cache, options.max_batch, options.token_budget, self._reusable, options.asynchronous
+        )
         self.options = options
         self.policy = PolicySnapshot()
         self.steps = 0
@@ -104,6 +109,8 @@ class Engine:
         self._outbox: list[TokenChunk] = []  # kept over a step that raises: a finish must arrive
         self._oracle = Oracle(runner, self.cache, self.drafters) if options.oracle else None
         self._profile = profile
+        self._trimmer = None if profile is None else Trimmer(profile)
+        self._asked = Asked()  # asynchronously: by the last step
         self._told = Told()  # of the step that runs
         self._audit: quality.Audit | None = None  # of one sequence at a time
 
@@ -154,18 +161,18 @@ class Engine:
         ReplicaLost: the target is gone, so there is nothing left to step.
         """
         self._drain()
-        began = self._clock()
-        schedule = self.scheduler.schedule(self.policy)
-        for sequence in schedule.preempted:
-            self._release_draft(sequence)
-        for part in schedule.slices:
-            if part.sequence.started is None:
-                part.sequence.started = began
-        drafted = scheduled = self._clock()
+        watch = Watch(self._clock)
+        drafts = self._collect()  # asynchronously: what was begun in the last step
+        watch.end("draft")
+        schedule = self._schedule(watch.began)
+        watch.end("schedule")
         done = Round()
         try:
-            drafts, proposed = self._draft(schedule.slices, scheduled + self.options.draft_deadline_s)
-            drafted = self._clock()
+            self._asked = begin(schedule.drafting, self.drafters, self._clock)
+            if not self.options.asynchronous:
+                drafts = self._collect()
+            drafts, proposed = self._draft(schedule.slices, drafts)
+            watch.end("draft")
             layers = self._layers(schedule.slices)
             computed = compute(self.runner, schedule.slices, drafts.trees, proposed, layers)
             self.runner.move(*moves(computed, self.cache))
@@ -174,17 +181,18 @@ class Engine:
         except ReplicaLost:  # no fault of a sequence
             raise
         except Exception as error:  # no sequence has changed yet
-            self._isolate(schedule.slices, error)
-        verified = self._clock()
+            self._isolate(schedule.slices or schedule.drafting, error)
+        watch.end("verify")
         for part in done.slices:
             self._commit_guarded(part, done)
         if self._oracle and done.logits is not None:
             self._oracle.check(done, [sequence.table for sequence in self.scheduler])
+        watch.end("commit")
+        if self._trimmer is not None:
+            self._trimmer.state_s = watch.seconds["schedule"] + watch.seconds["commit"]
         self.steps += 1
-        marks = [began, scheduled, drafted, verified, self._clock()]
-        return StepOutput(
-            self._take_chunks(), report(self.steps, self.scheduler, schedule, done, self._tell(), marks)
-        )
+        told = report(self.steps, self.scheduler, schedule, done, self._tell(), watch)
+        return StepOutput(self._take_chunks(), told)
 
     def fail_all(self, message: str) -> list[TokenChunk]:
         """End every sequence with an error and give all its resources back, also after a step raised.
@@ -211,10 +219,26 @@ class Engine:
         told.draft_reuse = sum((drafter.take_reuse() for drafter in self.drafters.values()), Reuse())
         return told
 
-    def _draft(self, slices: list[Slice], deadline: float) -> tuple[Drafts, dict[str, int]]:
-        """What was drafted, short of what grammars forbid, and how many nodes were proposed."""
-        drafts = draft(slices, self.drafters, self.runner.vocab_size, deadline, self._clock)
-        trees = drafts.trees
+    def _schedule(self, now: float) -> Schedule:
+        schedule = self.scheduler.schedule(self.policy)
+        for sequence in schedule.preempted:
+            self._release_draft(sequence)
+        for part in schedule.slices:
+            if part.sequence.started is None:
+                part.sequence.started = now
+        return schedule
+
+    def _collect(self) -> Drafts:
+        """What drafters were told to begin and have made by now, also for what has ended meanwhile."""
+        asked, self._asked = self._asked, Asked()
+        deadline = self._clock() + self.options.draft_deadline_s
+        return collect(asked, self.drafters, self.runner.vocab_size, deadline, self._clock)
+
+    def _draft(self, slices: list[Slice], drafts: Drafts) -> tuple[Drafts, dict[str, int]]:
+        """What was drafted for these, short of what grammars forbid and of what is not worth verifying, and
+        how many nodes were proposed."""
+        wanted = {part.sequence.rid for part in slices if part.depth > 0}
+        trees = drafts.trees = {rid: tree for rid, tree in drafts.trees.items() if rid in wanted}
         drafted = {rid: len(tree) for rid, tree in trees.items()}
         for part in slices:
             sequence, rid = part.sequence, part.sequence.rid
@@ -223,6 +247,10 @@ class Engine:
             if sequence.matcher is not None and rid in trees:
                 pruned = _pruned(trees.pop(rid), sequence.matcher)
                 trees |= {} if pruned is None else {rid: pruned}
+        if trees and self._trimmer is not None:
+            trimmed = self._trimmer.trim(slices, trees, drafts.seconds, self.steps)
+            drafts.trees = trimmed.trees
+            self._told.biased, self._told.trimmed_nodes = trimmed.biased, trimmed.nodes
         return drafts, drafted
 
     def _commit_guarded(self, part: Slice, done: Round) -> None:
@@ -270,15 +298,19 @@ class Engine:
         sequence, rid, key = part.sequence, part.sequence.rid, round_key(part)
         drafted, tree = done.drafted.get(rid, 0), done.trees.get(rid)
         tally, verdict = self._told.tallies[key], done.verdicts[rid]
+        biased = rid in self._told.biased
+        sequence.pace.end_round()
+        if self._trimmer is not None:
+            self._trimmer.learn(sequence, tree, done.shadows.get(rid, verdict))
         if (would := done.shadows.get(rid)) is not None and part.depth > 0:
-            tally.add(drafted, tree, would, len(would.tokens))
-            sequence.shadow.add(drafted, tree, would, len(would.tokens))
+            tally.add(drafted, tree, would, len(would.tokens), biased)
+            sequence.shadow.add(drafted, tree, would, len(would.tokens), biased)
             sequence.tally.add(0, None, verdict, kept)
             sequence.ahead = len(would.tokens) - 1  # it drafts next where it would have been then
             return
         sequence.ahead = max(0, sequence.ahead - 1)
-        tally.add(drafted, tree, verdict, kept)
-        sequence.tally.add(drafted, tree, verdict, kept)
+        tally.add(drafted, tree, verdict, kept, biased)
+        sequence.tally.add(drafted, tree, verdict, kept, biased)
         if verdict.tested:
             base, extra = self._told.costs.get(key, (0.0, 0.0))
             sequence.breaker.add(Trial(verdict.tested, verdict.ranks.count(0), kept, base, extra))

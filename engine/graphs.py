@@ -1,8 +1,9 @@
 """Forward passes captured for fixed sizes: a step is padded to the next bucket and replayed without torch.
 
 A CUDA graph is a recorded sequence of launches on fixed addresses. So there is one tensor for all of a step's
-integers (`Step.flat`), which is filled before a replay, and one that replays leave their logits in; buckets
-share them, as one replay follows the other. How a pass is recorded is `Capture`'s business.
+integers (`Step.flat`), which is filled before a replay, and one that replays leave their logits in, besides
+one for hidden states if somebody wants them; buckets share them, as one replay follows the other. How a pass
+is recorded is `Capture`'s business.
 """
 
 from __future__ import annotations
@@ -49,19 +50,20 @@ class Graphs:
 
     def __init__(
         self,
-        forward: Callable[[Step], Tensor],
+        forward: Callable[[Step], Sequence[Tensor]],
         sizes: Sequence[StepSizes],
         sample: Step,
         device: torch.device,
         nowhere: int,
         capture: Capture,
     ) -> None:
-        """`forward`: logits [N, V] of a step on the device. `sample`: what runs while passes are recorded, in
-        this machine's memory. `nowhere`: see `Step.padded`."""
+        """`forward`: logits [N, V] of a step on the device, and perhaps hidden states [T, F] of all its
+        tokens. `sample`: what runs while passes are recorded, in this machine's memory. `nowhere`: see
+        `Step.padded`."""
         self._nowhere = nowhere
         self._forward = forward
         self._flat = torch.zeros(max(sum(each.parts) for each in sizes), dtype=torch.int64, device=device)
-        self._logits: Tensor | None = None  # [N, V] of the largest bucket
+        self._outputs: list[Tensor] = []  # large enough for every bucket
         self._ascending = sorted(sizes)
         self._replays: dict[StepSizes, Callable[[], None]] = {}
         for bucket in sorted(sizes, key=lambda each: (each.wanted, each), reverse=True):
@@ -76,12 +78,11 @@ class Graphs:
         """The smallest one that holds such a step."""
         return next((bucket for bucket in self._ascending if sizes.fits(bucket)), None)
 
-    def run(self, step: Step, bucket: StepSizes) -> Tensor:
-        """Logits [N, V] of a step that lies in this machine's memory. They hold until the next run."""
-        assert self._logits is not None
+    def run(self, step: Step, bucket: StepSizes) -> list[Tensor]:
+        """What `forward` gives, of a step that lies in this machine's memory. It holds until the next run."""
         self._fill(step, bucket)
         self._replays[bucket]()
-        return self._logits[: step.sizes.wanted]
+        return self._cut(step.sizes)
 
     def _fill(self, step: Step, bucket: StepSizes) -> Step:
         """The bucket's own step. Of its block table, which may be wide, only what is read is written."""
@@ -96,14 +97,23 @@ class Graphs:
 
     def _record(self, bucket: StepSizes, sample: Step, capture: Capture) -> Callable[[], None]:
         step = self._fill(sample, bucket)
-        if self._logits is None:
-            self._logits = torch.empty_like(self._forward(step))
-        logits = self._logits[: bucket.wanted]
+        if not self._outputs:
+            most = max(each.wanted for each in self._ascending), max(each.tokens for each in self._ascending)
+            made = zip(self._forward(step), most, strict=False)
+            self._outputs = [part.new_empty(count, part.shape[1]) for part, count in made]
+        outputs = self._cut(bucket)
 
         def work() -> None:
-            logits.copy_(self._forward(step))
+            for output, part in zip(outputs, self._forward(step), strict=True):
+                output.copy_(part)
 
         return capture.record(work)
+
+    def _cut(self, sizes: StepSizes) -> list[Tensor]:
+        """The part of the outputs that a step of such sizes has."""
+        return [
+            part[:count] for part, count in zip(self._outputs, (sizes.wanted, sizes.tokens), strict=False)
+        ]
 
 
 def buckets(max_batch: int, token_budget: int, blocks: int, nodes: int = MAX_TREE_NODES) -> list[StepSizes]:

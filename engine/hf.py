@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from gammaray.engine.attention import Attention, AttentionOptions
 from gammaray.engine.hidden import Taps
@@ -31,6 +32,17 @@ class HuggingFaceModel:
     @property
     def embeddings(self) -> Tensor:
         return cast(Tensor, self._model.get_input_embeddings().weight).detach()
+
+    def first(self, layers: int, end: PreTrainedModel | None = None) -> HuggingFaceModel:
+        """See `gammaray.engine.attention.LayeredModel`."""
+        shared = decoder_layers(self._model)[:layers]
+        if end is None:
+            return HuggingFaceModel(_with_layers(self._model, shared))
+        own = decoder_layers(end)
+        for index, layer in enumerate(shared):
+            own[index] = layer
+        end.set_input_embeddings(self._model.get_input_embeddings())
+        return HuggingFaceModel(end)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None
@@ -74,18 +86,46 @@ class HuggingFaceModel:
         return cast(Tensor, self._model.get_output_embeddings()(states))
 
 
-def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """Raises ModelUnsupported when they are not in one list."""
+    return cast(nn.ModuleList, model.get_submodule(_place_of_layers(model)))
+
+
+def _place_of_layers(model: PreTrainedModel) -> str:
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
+            return str(name)
     raise ModelUnsupported(f"no list of {count} layers is in it, so its hidden states are not to be had")
+
+
+def _with_layers(model: PreTrainedModel, layers: nn.ModuleList) -> PreTrainedModel:
+    """The same modules with other layers: what stands above them is copied, and so is the configuration."""
+    *above, last = _place_of_layers(model).split(".")
+    config = copy.deepcopy(model.config)
+    config.get_text_config().num_hidden_layers = len(layers)
+    top = parent = _shell(model, config)
+    for name in above:
+        shell = _shell(getattr(parent, name), config)
+        setattr(parent, name, shell)
+        parent = shell
+    setattr(parent, last, layers)
+    return cast(PreTrainedModel, top)
+
+
+def _shell(module: Any, config: PreTrainedConfig) -> Any:
+    """A copy whose children can be exchanged."""
+    shell = copy.copy(module)
+    shell._modules = dict(module._modules)
+    if isinstance(own := getattr(module, "config", None), PreTrainedConfig):
+        shell.config = config if own.model_type == config.model_type else config.get_text_config()
+    return shell
 
 
 @contextmanager
 def _listening(model: PreTrainedModel, taps: Taps) -> Iterator[None]:
     """Hand the taps what enters each layer that they ask for, and what leaves the last one and the norm."""
-    layers = _decoder_layers(model)
+    layers = decoder_layers(model)
 
     def entered(index: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
         taps.see(index, (args[0] if args else kwargs["hidden_states"])[0])

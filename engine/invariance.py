@@ -15,9 +15,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
-from gammaray.engine.attention import Attention, AttentionOptions, DenseAttention, Model, PagedAttention
+from gammaray.engine.attention import (
+    Attention,
+    AttentionOptions,
+    DenseAttention,
+    LayeredModel,
+    Model,
+    PagedAttention,
+)
 from gammaray.engine.batch import Row, pack
 from gammaray.engine.pool import KVPool, KVShape
 from gammaray.errors import ModelUnsupported
@@ -44,6 +52,12 @@ class RowPadded:
     @property
     def embeddings(self) -> Tensor:
         return self._model.embeddings
+
+    def first(self, layers: int, end: PreTrainedModel | None = None) -> RowPadded:
+        """See `gammaray.engine.attention.LayeredModel`."""
+        if not isinstance(self._model, LayeredModel):
+            raise ModelUnsupported("the form of the model that is deterministic cannot end early")
+        return RowPadded(self._model.first(layers, end), self._rows)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None

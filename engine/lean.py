@@ -6,6 +6,7 @@ head. Whether the result is the same is proven at load (`selfcheck.py`), not ass
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,15 @@ class LeanModel:
     @property
     def embeddings(self) -> Tensor:
         return self._embedding
+
+    def first(self, layers: int, end: PreTrainedModel | None = None) -> LeanModel:
+        """See `gammaray.engine.attention.LayeredModel`."""
+        part = copy.copy(self)
+        part._layers = self._layers[:layers]
+        if end is not None:
+            part._norm = _doubled(end.model.norm)
+            part._head = pack_linear(end.lm_head.weight.detach(), None).forward
+        return part
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: Attention, wanted: Tensor | None

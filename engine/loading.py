@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import (
+    disable_progress_bar,
+    get_verbosity,
+    set_verbosity,
+    set_verbosity_error,
+)
 
 from gammaray.engine import gguf, invariance, selfcheck
 from gammaray.engine.attention import Model
@@ -67,11 +73,11 @@ def load_runner(
     check_combination(place, deterministic, ranks.size)
     precision = resolve_dtype(dtype, place)
     check_kernels(place, precision)
-    first = ranks.together(lambda: _load(model, precision, place))
+    first = ranks.together(lambda: load_model(model, precision, place))
     limit = _length_limit(first, max_model_len)
     vocab_size, eos = first.config.get_text_config().vocab_size, _eos(first)
     ranks.agree(f"{type(first).__name__} of {vocab_size} tokens, {limit} positions, {precision}")
-    built = _build(first, lambda: _load(model, precision, place), deterministic, ranks)
+    built = _build(first, lambda: load_model(model, precision, place), deterministic, ranks)
     if num_blocks is None:
         size = bytes_per_block(built.shapes, block_size, precision) + sum(other.block for other in beside)
         usable = max(0, usable_memory(place) - sum(other.weights for other in beside))
@@ -87,6 +93,35 @@ def load_runner(
         eos_token_ids=eos,
         sizes=built.sizes,
     )
+
+
+def load_first(model: str, layers: int, dtype: torch.dtype, device: torch.device = CPU) -> PreTrainedModel:
+    """The embeddings, the first layers, the norm and the head of a checkpoint. Raises ConfigError."""
+    try:
+        config: Any = AutoConfig.from_pretrained(resolve(model))
+        text = config.get_text_config()
+        if text.num_hidden_layers < layers:
+            raise ConfigError(f"{model!r} has {text.num_hidden_layers} layers, fewer than {layers}")
+        text.num_hidden_layers = layers
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:layers]
+        with _without_report():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(resolve(model), config=config, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigError(_not_found("model", model, error)) from error
+    cut: PreTrainedModel = loaded.to(device=device).eval()
+    return cut
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """transformers warns of every tensor that is left out."""
+    verbosity = get_verbosity()
+    set_verbosity_error()
+    try:
+        yield
+    finally:
+        set_verbosity(verbosity)
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -202,7 +237,10 @@ def _invariant_packed(model: PreTrainedModel) -> Model:
     return invariance.RowPadded(HuggingFaceModel(model), linears.rows)
 
 
-def _load(model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device = CPU) -> PreTrainedModel:
+def load_model(
+    model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device = CPU
+) -> PreTrainedModel:
+    """The model itself, in transformers' own form. Raises ConfigError when it cannot be found."""
     if not sys.stderr.isatty():
         disable_progress_bar()
     if isinstance(model, PreTrainedModel):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 from gammaray.config import Config
 from gammaray.engine.build import build_engine
@@ -26,6 +27,9 @@ from gammaray.types import (
     TokenChunk,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 WARM_UP_TOKENS = 4
 
 
@@ -39,8 +43,8 @@ class Run:
 
     @property
     def tok_s(self) -> float | None:
-        """None when there was no second token to time."""
-        return (len(self.ids) - 1) / self.decode_s if len(self.ids) > 1 else None
+        """None when there was no second token to time, or it came with the first."""
+        return (len(self.ids) - 1) / self.decode_s if self.decode_s else None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -49,7 +53,7 @@ class Run:
             "tok_s": self.tok_s,
             "ttft_s": self.ttft_s,
             "tau": self.stats.tau,
-            "alpha": self.stats.alpha,
+            "alpha": self.stats.acceptance,
             "rounds": self.stats.rounds,
         }
 
@@ -95,7 +99,7 @@ class Comparison:
             f"{self.speculative.text}\n\n"
             f"plain        {_figure(self.plain_tok_s, '{:6.1f} tok/s')}\n"
             f"speculative  {_figure(self.speculative_tok_s, '{:6.1f} tok/s')}   "
-            f"{_figure(stats.tau, 'tau {:.2f}')}   {_figure(stats.alpha, 'alpha {:.2f}')}   "
+            f"{_figure(stats.tau, 'tau {:.2f}')}   {_figure(stats.acceptance, 'alpha {:.2f}')}   "
             f"{stats.rounds} rounds for {len(self.speculative.ids)} tokens\n"
             f"speed-up     {_figure(self.speedup, '{:6.2f}x')} at concurrency 1, {dtype}: {verdict}"
         )
@@ -109,7 +113,7 @@ class Comparison:
                 "tokens": len(self.speculative.ids),
                 "tok_s": self.speculative_tok_s,
                 "tau": stats.tau,
-                "alpha": stats.alpha,
+                "alpha": stats.acceptance,
                 "rounds": stats.rounds,
             },
             "equal": self.first_difference is None,
@@ -148,8 +152,13 @@ def encode(model: str, prompt: str, raw: bool) -> tuple[int, ...]:
     tokenizer = load_tokenizer(model)
     if raw or not tokenizer.chat_template:
         return tuple(tokenizer(prompt)["input_ids"])
-    message = [{"role": "user", "content": prompt}]
-    text = str(tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False))
+    return chat_ids(tokenizer, [{"role": "user", "content": prompt}])
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    """Of a conversation in the model's template, up to where its answer begins."""
+    plain = [dict(message) for message in messages]
+    text = str(tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False))
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

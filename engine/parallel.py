@@ -20,6 +20,7 @@ from dataclasses import astuple, replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from gammaray.engine.attention import Model
 from gammaray.engine.batch import Step, StepSizes
@@ -27,10 +28,14 @@ from gammaray.engine.discreet import described
 from gammaray.engine.peers import KV, NOTHING, Link, Order
 from gammaray.engine.pool import KVPool
 from gammaray.engine.runner import ModelRunner
-from gammaray.errors import ReplicaLost
+from gammaray.errors import ConfigError, ReplicaLost
 from gammaray.kernels.paths import AttentionSizes
 
 log = logging.getLogger(__name__)
+WHOLE_PASSES = (
+    "the ranks of a target that is cut run whole passes only, so layer_exit needs tensor_parallel: 1; "
+    "or use method: model"
+)
 
 
 class ParallelRunner(ModelRunner):
@@ -64,6 +69,9 @@ class ParallelRunner(ModelRunner):
         with self._lock_step():
             self._link.order(Order.FORWARD, astuple(step.sizes), step.flat)
             return super().run(step)
+
+    def first(self, layers: int, end: PreTrainedModel | None = None) -> ModelRunner:
+        raise ConfigError(WHOLE_PASSES)
 
     @torch.inference_mode()
     def run_features(self, step: Step, layers: Sequence[int]) -> tuple[Tensor, Tensor]:

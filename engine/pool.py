@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ class KVPool:
         self.dtype = dtype
         self.device = device
         self.nowhere = num_blocks * block_size
+        self._shapes = tuple(shapes)
         # Keys and values, each [L, num_blocks + 1, block_size, Hkv, D].
         self._stacks: list[tuple[Tensor, Tensor]] = []
         layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -69,6 +71,25 @@ class KVPool:
             self._stacks.append((k, v))
             layers.update({layer: (k[i], v[i]) for i, layer in enumerate(members)})
         self.layers = [layers[layer] for layer in range(len(shapes))]
+
+    def first(self, layers: int) -> KVPool:
+        """The pages of the first layers alone. It is the same memory."""
+        part = copy.copy(self)
+        part.layers, part._shapes = self.layers[:layers], self._shapes[:layers]
+        counts = [part._shapes.count(shape) for shape in dict.fromkeys(self._shapes)]
+        pairs = zip(self._stacks, counts, strict=True)
+        part._stacks = [(k[:count], v[:count]) for (k, v), count in pairs if count]
+        return part
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for pair in self._stacks for x in pair)
+
+    def bytes_beside(self, other: KVPool) -> int:
+        """Of its own bytes, those that are not memory of the other's."""
+        shared = {x.untyped_storage().data_ptr() for pair in other._stacks for x in pair}
+        own = (x for pair in self._stacks for x in pair)
+        return sum(x.nbytes for x in own if x.untyped_storage().data_ptr() not in shared)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots `src` [N] to `dst` [N] in every layer; they may overlap."""

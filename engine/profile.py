@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
+from math import gcd
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gammaray.engine.batch import Row
@@ -52,6 +55,16 @@ class StepProfile:
         """Steps per second."""
         return 1 / self.seconds(tokens)
 
+    def column(self, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`seconds` of each [N]."""
+        sizes, costs = np.array(self.points).T
+        if self.stepped:
+            found = costs[np.searchsorted(sizes, tokens).clip(max=len(sizes) - 1)]
+        else:
+            found = np.interp(tokens, sizes, costs)
+        beyond: NDArray[np.float64] = np.where(tokens > sizes[-1], costs[-1] * tokens / sizes[-1], found)
+        return beyond
+
 
 class Target(Protocol):
     """The part of a ModelRunner that is measured."""
@@ -72,16 +85,20 @@ def measure(
     rows: int | None = None,
     wait: Callable[[], None] = lambda: None,
 ) -> StepProfile:
-    """Passes over 1, 2, 4, ... and `most` tokens of sequences that have just begun. Nothing may run yet.
+    """Passes over 1, 2, 4, ... and `most` tokens of sequences of a token each. Nothing may run yet.
+
+    No token comes twice in a pass, as far as the vocabulary goes, and none is its sequence's first: experts
+    of a mixture are chosen by token and context, and first tokens look all the same to them. So a larger
+    pass touches as many more experts as it does in traffic, and SPS(B) includes what they cost.
 
     `padded`: what the target pads steps to, which is measured then, with `rows` sequences at most. `wait`:
     until what it was told is done. The KV that it writes is nobody's. Where a larger batch was faster,
     something disturbed the smaller one, which then counts as taking as long: SPS(B) never rises.
     """
-    most = min(most, target.num_blocks * target.block_size)
+    most = min(most, target.num_blocks * max(1, target.block_size - 1))
     edges = padded or [2**power for power in range(most.bit_length())]
     sizes = sorted({most, *(tokens for tokens in edges if tokens < most)})
-    target.forward(_rows(target, 1, rows))  # what only the first pass does
+    target.forward(_firsts(target, most, rows))  # also does what only the first pass does
     wait()
     timed = partial(_timed, target, clock=clock, wait=wait)
     seconds = [min(timed(_rows(target, size, rows)) for _ in range(repeats)) for size in sizes]
@@ -98,16 +115,36 @@ def _timed(
     return clock() - began
 
 
+def _count(target: Target, tokens: int, most: int | None) -> int:
+    """Sequences that a pass over so many tokens is made of."""
+    return min(tokens, target.num_blocks, tokens if most is None else most)
+
+
+def _firsts(target: Target, tokens: int, most: int | None) -> list[Row]:
+    """The token that each sequence begins with."""
+    ids = _varied(target.vocab_size, _count(target, tokens, most))
+    return [Row([token], 0, [row]) for row, token in enumerate(ids)]
+
+
 def _rows(target: Target, tokens: int, most: int | None) -> list[Row]:
     """One token each, as decoding feeds them; several where there are not as many blocks, or `most` rows."""
-    count = min(tokens, target.num_blocks, tokens if most is None else most)
+    count = _count(target, tokens, most)
     fed = [tokens // count + (row < tokens % count) for row in range(count)]
+    ids = iter(_varied(target.vocab_size, tokens))
     return [
-        Row([row % target.vocab_size] * length, 0, _blocks(target, row, length))
+        Row([next(ids) for _ in range(length)], 1, _blocks(target, row, 1 + length))
         for row, length in enumerate(fed)
     ]
 
 
-def _blocks(target: Target, row: int, length: int) -> list[int]:
+def _varied(vocab_size: int, count: int) -> list[int]:
+    """Token ids from all over a vocabulary, each about a golden section behind the last; the first
+    `vocab_size` are distinct."""
+    strides = range(max(1, round(0.618 * vocab_size)), 2 * vocab_size + 1)
+    stride = next(stride for stride in strides if gcd(stride, vocab_size) == 1)
+    return [(1 + place) * stride % vocab_size for place in range(count)]
+
+
+def _blocks(target: Target, row: int, slots: int) -> list[int]:
     """Rows of several blocks may share some."""
-    return [(row + i) % target.num_blocks for i in range(-(-length // target.block_size))]
+    return [(row + i) % target.num_blocks for i in range(-(-slots // target.block_size))]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Literal
 
 from gammaray.engine.profile import StepProfile
 from gammaray.engine.round import Round
@@ -15,6 +15,7 @@ from gammaray.engine.tally import Tally
 from gammaray.types import Finished, FinishReason, Key, KeyCounts, Quality, Reuse, StepReport, Traced
 
 NOTHING = Reuse()
+Phase = Literal["schedule", "draft", "verify", "commit"]
 Cost = tuple[float, float]  # T0, dT: see KeyCounts
 
 
@@ -27,8 +28,25 @@ class Told:
     finished: list[Finished] = field(default_factory=list)
     traced: list[Traced] = field(default_factory=list)
     drafter_failures: int = 0
+    biased: frozenset[str] = frozenset()  # see Trimmed; by rid
+    trimmed_nodes: int = 0
     target_reuse: Reuse = NOTHING
     draft_reuse: Reuse = NOTHING
+
+
+class Watch:
+    """Seconds of a step by phase; a phase may come in several parts."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self.began = clock, clock()
+        self._last = self.began
+        self.seconds: dict[Phase, float] = defaultdict(float)
+
+    def end(self, phase: Phase) -> None:
+        """What passed since the last end was this phase."""
+        now = self._clock()
+        self.seconds[phase] += now - self._last
+        self._last = now
 
 
 def round_key(part: Slice) -> Key:
@@ -107,11 +125,11 @@ def traced(part: Slice, done: Round, kept: int) -> Traced:
 
 
 def report(
-    step: int, scheduler: Scheduler, schedule: Schedule, done: Round, told: Told, marks: Sequence[float]
+    step: int, scheduler: Scheduler, schedule: Schedule, done: Round, told: Told, watch: Watch
 ) -> StepReport:
-    """After the commit. `marks` (s): begin, then the ends of schedule, draft, verify and commit."""
+    """After the commit."""
     running = Counter(sequence.key for sequence in scheduler.running)
-    schedule_s, draft_s, verify_s, commit_s = (after - before for before, after in pairwise(marks))
+    spent = watch.seconds
     pool = scheduler.cache.pool
     return StepReport(
         step=step,
@@ -123,11 +141,12 @@ def report(
         kv_total_blocks=pool.num_blocks,
         preempted=len(schedule.preempted),
         kv_shrunk=schedule.kv_shrunk,
+        trimmed_nodes=told.trimmed_nodes,
         drafter_failures=told.drafter_failures,
-        schedule_s=schedule_s,
-        draft_s=draft_s,
-        verify_s=verify_s,
-        commit_s=commit_s,
+        schedule_s=spent["schedule"],
+        draft_s=spent["draft"],
+        verify_s=spent["verify"],
+        commit_s=spent["commit"],
         counts=tuple(_counts(key, tally, running[key], told.costs) for key, tally in told.tallies.items()),
         finished=tuple(told.finished),
         traced=tuple(told.traced),

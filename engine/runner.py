@@ -11,8 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from gammaray.engine.attention import DenseAttention, Model, PagedAttention, paged_attention
+from gammaray.engine.attention import (
+    DenseAttention,
+    LayeredModel,
+    Model,
+    PagedAttention,
+    paged_attention,
+)
 from gammaray.engine.batch import Row, Step, StepSizes, pack, transfer
 from gammaray.engine.graphs import Capture, Graphs
 from gammaray.engine.hidden import FeatureModel
@@ -52,14 +59,21 @@ class ModelRunner:
         self.dtype = pool.dtype
         self.device = pool.device
         self._graphs: Graphs | None = None
+        self._recorded: tuple[int, ...] = ()  # layers whose hidden states recorded passes give
 
-    def record(self, sizes: Sequence[StepSizes], capture: Capture) -> None:
-        """From now on steps that fit into one of these sizes are padded and replayed (see `graphs.py`).
+    def record(self, sizes: Sequence[StepSizes], capture: Capture, layers: Sequence[int] = ()) -> None:
+        """From now on steps that fit into one of these sizes are padded and replayed (see `graphs.py`), those
+        of `run_features` too where no more than these `layers` are wanted.
 
         Before anything is served.
         """
         sample = pack([Row([0], 0, [self.num_blocks])], self.block_size)  # in the block that is nobody's
-        self._graphs = Graphs(self._forward, sizes, sample, self.device, self._pool.nowhere, capture)
+
+        def forward(step: Step) -> Sequence[Tensor]:
+            return self._forward_features(step, layers) if layers else [self._forward(step)]
+
+        self._graphs = Graphs(forward, sizes, sample, self.device, self._pool.nowhere, capture)
+        self._recorded = tuple(layers)
 
     @property
     def padded_tokens(self) -> list[int]:
@@ -81,11 +95,45 @@ class ModelRunner:
         one more what the head reads. Raises ConfigError for a layer that is not there, or a model that does
         not tell.
         """
+        self.check_layers(layers)
+        logits, features = self.run_features(pack(rows, self.block_size), layers)
+        return self._own(logits), features.clone()
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """Raises ConfigError when `forward_features` cannot tell these."""
         if not all(0 <= layer <= self.num_layers + 1 for layer in layers):
             last = self.num_layers + 1
             raise ConfigError(f"hidden states of layers {list(layers)}: the model has 0 to {last}")
-        logits, features = self.run_features(pack(rows, self.block_size), layers)
-        return self._own(logits), features.clone()
+        _ = self.telling
+
+    def first(self, layers: int, end: PreTrainedModel | None = None) -> ModelRunner:
+        """Its first layers as a runner, with its final norm and its head, or with those of `end`.
+
+        It reads and writes the same pages, so it needs no KV of its own; what it writes, this runner's own
+        pass over these slots writes again. Raises ConfigError for a number of layers that it has not.
+        """
+        if not 0 < layers < self.num_layers:
+            most = self.num_layers - 1
+            raise ConfigError(f"layers {layers}: the target has {self.num_layers}, so use 1 to {most}")
+        if not isinstance(self._model, LayeredModel):
+            raise ConfigError("this form of the model cannot end early: use method: model")
+        return ModelRunner(
+            self._model.first(layers, end),
+            self._pool.first(layers),
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+            sizes=self._sizes,
+        )
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the tensors that its pages are in."""
+        return self._pool.nbytes
+
+    def kv_bytes_beside(self, other: ModelRunner) -> int:
+        """Of these, what is not memory of the other's pages."""
+        return self._pool.bytes_beside(other._pool)
 
     def projection(self) -> NDArray[np.float16]:
         """What the acceptance predictor reads of each token, [V, 8]."""
@@ -95,15 +143,18 @@ class ModelRunner:
     def run(self, step: Step) -> Tensor:
         """The packed form of `forward`: logits [N, V], in the model's dtype, valid until the next call."""
         if self._graphs and (bucket := self._graphs.bucket(step.sizes)):
-            return self._graphs.run(step, bucket)
+            return self._graphs.run(step, bucket)[0]
         return self._forward(step.to(self.device))
 
     @torch.inference_mode()
     def run_features(self, step: Step, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The packed form of `forward_features`."""
-        step = step.to(self.device)
-        positions, attention = step.paged.positions, self._attention(step)
-        return self.telling.forward_features(step.input_ids, positions, attention, step.wanted, layers)
+        known = {*layers} <= {*self._recorded}
+        if self._graphs and known and (bucket := self._graphs.bucket(step.sizes)):
+            logits, features = self._graphs.run(step, bucket)
+            states = features.unflatten(-1, (len(self._recorded), -1))  # [T, L, H]
+            return logits, states[:, [self._recorded.index(layer) for layer in layers]].flatten(1)
+        return self._forward_features(step.to(self.device), layers)
 
     @property
     def telling(self) -> FeatureModel:
@@ -121,6 +172,11 @@ class ModelRunner:
 
     def _own(self, logits: Tensor) -> Tensor:
         return logits.to(torch.float32 if self.device.type == "cpu" else logits.dtype, copy=True)
+
+    @torch.inference_mode()
+    def _forward_features(self, step: Step, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        positions, attention = step.paged.positions, self._attention(step)
+        return self.telling.forward_features(step.input_ids, positions, attention, step.wanted, layers)
 
     @torch.inference_mode()
     def _forward(self, step: Step) -> Tensor:

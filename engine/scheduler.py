@@ -3,6 +3,9 @@
 The token budget gives one token to every decoding sequence, then to drafts (at most 70 %, and less while
 prompts wait), then to prompts. KV blocks go to decoding first, then to new prompts, and to drafts last: a
 draft never takes what plain decoding needs.
+
+Asynchronously a sequence that speculates runs in every second step. In those between it sits out: its draft
+is under way, with its KV claimed. About half of them do so in each step, whoever has joined or left.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gammaray.engine.depth import allowed_shape, reserved_slots, share_depth
 from gammaray.engine.fairness import Service, share_room
@@ -35,8 +38,9 @@ class Slice:
 
 @dataclass(slots=True)
 class Schedule:
-    slices: list[Slice]
-    preempted: list[Sequence]
+    slices: list[Slice] = field(default_factory=list)
+    drafting: list[Slice] = field(default_factory=list)  # what drafters begin: of these, or of who sits out
+    preempted: list[Sequence] = field(default_factory=list)
     kv_shrunk: int = 0
 
 
@@ -47,10 +51,12 @@ class Scheduler:
         max_batch: int,
         token_budget: int,
         reusable: Callable[[Sequence], int | None] = lambda sequence: None,
+        asynchronous: bool = False,
     ) -> None:
         """`reusable`: tokens of its prompt that a sequence may take from the prefix cache; None: all."""
         self.cache = cache
         self._reusable = reusable
+        self._asynchronous = asynchronous
         self.max_batch = max_batch
         self.token_budget = token_budget
         self.running: list[Sequence] = []
@@ -90,7 +96,7 @@ class Scheduler:
             if not queue:
                 del self._waiting[sequence.request.tenant]
         self.cache.free(sequence.table)
-        sequence.state = State.FINISHED
+        sequence.state, sequence.begun = State.FINISHED, None
 
     def suspect_all(self) -> list[Sequence]:
         """Preempt everything that runs. Until it is acquitted each runs alone, and nothing else does."""
@@ -106,34 +112,74 @@ class Scheduler:
 
     def schedule(self, policy: PolicySnapshot) -> Schedule:
         self._policy = policy
-        schedule = Schedule([], [])
+        schedule = Schedule()
         decoding = self._claim_decodes(schedule)
-        wants = [allowed_shape(sequence, policy) for sequence in decoding]
-        room = self._draft_room(len(decoding))
-        drafted = min(room, sum(depth * width for depth, width in wants))
-        left = self.token_budget - len(decoding) - drafted
-        prompts = self._claim_prompts(left)
-        if not schedule.preempted:  # else the evicted would push their evictors out again
-            prompts += self._claim_admissions(left - sum(part.pending for part in prompts))
-        schedule.slices = self._claim_drafts(decoding, wants, room, schedule) + prompts
+        (self._alternate if self._asynchronous else self._together)(decoding, schedule)
         for part in schedule.slices:
             tenant = part.sequence.request.tenant
             self._service.charge(tenant, part.pending + part.depth * part.width, self._weight(tenant))
         return schedule
 
+    def _together(self, decoding: list[Sequence], schedule: Schedule) -> None:
+        """Drafts are verified in the step that makes them."""
+        wants = [allowed_shape(sequence, self._policy) for sequence in decoding]
+        room = self._draft_room(len(decoding))
+        drafted = min(room, sum(depth * width for depth, width in wants))
+        prompts = self._claim_rest(self.token_budget - len(decoding) - drafted, schedule)
+        parts = self._claim_drafts(decoding, wants, room, schedule)
+        schedule.slices, schedule.drafting = parts + prompts, [part for part in parts if part.depth > 0]
+
+    def _alternate(self, decoding: list[Sequence], schedule: Schedule) -> None:
+        """Drafts that were begun in the last step are verified, while others begin, of whom none is fed."""
+        rest = [sequence for sequence in decoding if not sequence.begun]
+        ready = [self._ready(sequence) for sequence in decoding if sequence.begun]
+        drafted = sum(part.depth * part.width for part in ready)
+        prompts = self._claim_rest(self.token_budget - len(decoding) - drafted, schedule)
+        room = self._draft_room(len(self.running))  # of the next step, in which all that run may decode
+        parts = self._claim_drafts(rest, self._half(rest, len(ready)), room, schedule)
+        schedule.drafting = [part for part in parts if part.depth > 0]
+        for part in schedule.drafting:
+            part.sequence.begun = part.depth, part.width
+        schedule.slices = ready + [part for part in parts if not part.depth] + prompts
+
+    def _ready(self, sequence: Sequence) -> Slice:
+        begun, sequence.begun = sequence.begun, None
+        allowed, _ = allowed_shape(sequence, self._policy)  # speculation may be off by now
+        return Slice(sequence, 1, *(begun if begun and allowed else (0, 1)))
+
+    def _half(self, rest: list[Sequence], ready: int) -> list[tuple[int, int]]:
+        """The shapes that they want, for so many that about as many draft as are verified: where there are
+        more, the newest decode plainly once, and have then changed sides."""
+        wants = [allowed_shape(sequence, self._policy) for sequence in rest]
+        willing = [index for index, (depth, _) in enumerate(wants) if depth > 0]
+        begin = set(willing[: (ready + len(willing) + 1) // 2])
+        return [want if index in begin else (0, 1) for index, want in enumerate(wants)]
+
     def _weight(self, tenant: str) -> float:
         return self._policy.weights.get(tenant, 1.0)
 
     def _claim_decodes(self, schedule: Schedule) -> list[Sequence]:
-        """A slot for the pending token of every decoding sequence; the newest sequences make way."""
+        """A slot for the pending token of every decoding sequence; drafts make way, then the newest ones."""
         for sequence in list(self.running):
             while (
                 sequence.state is State.RUNNING
                 and sequence.decoding
                 and not self.cache.grow(sequence.table, len(sequence.tokens))
             ):
-                schedule.preempted.append(self._preempt(self._victim()))
+                if not self._drop_draft(schedule):
+                    schedule.preempted.append(self._preempt(self._victim()))
         return [s for s in self.running if s.decoding]
+
+    def _drop_draft(self, schedule: Schedule) -> bool:
+        """The newest draft that was begun is not verified, so that its KV is free. False: there is none."""
+        holders = (s for s in reversed(self.running) if s.begun and s.begun[0])
+        if (holder := next(holders, None)) is None:
+            return False
+        holder.begun = 0, 1
+        holder.note("kv")
+        schedule.kv_shrunk += 1
+        self.cache.commit(holder.table, holder.tokens, holder.table.computed)
+        return True
 
     def _victim(self) -> Sequence:
         """Of the tenant that holds the most KV for its weight, the least urgent; of those the newest."""
@@ -193,6 +239,13 @@ class Scheduler:
                 return depth, width
             depth, width = (depth, width - 1) if width > 1 else (depth - 1, 1)
         return 0, 1
+
+    def _claim_rest(self, room: int, schedule: Schedule) -> list[Slice]:
+        """Prompts that have begun, and new ones."""
+        prompts = self._claim_prompts(room)
+        if not schedule.preempted:  # else the evicted would push their evictors out again
+            prompts += self._claim_admissions(room - sum(part.pending for part in prompts))
+        return prompts
 
     def _claim_prompts(self, room: int) -> list[Slice]:
         slices = []
@@ -264,8 +317,9 @@ class Scheduler:
         leader = sequence.leader
         if leader is not None and not leader.prefilled:
             return False
+        reusable = self._reusable(sequence)
         if not sequence.scoring:
-            self.cache.attach(sequence.table, sequence.tokens, self._reusable(sequence))
+            self.cache.attach(sequence.table, sequence.tokens, reusable)
         spare = len(self.running)
         missing = self.cache.blocks_for(len(sequence.tokens)) - len(sequence.table.blocks)
         if missing + spare <= self.cache.pool.available and self.cache.grow(
@@ -283,7 +337,7 @@ class Scheduler:
         has so far."""
         self.running.remove(sequence)
         self.cache.free(sequence.table)
-        sequence.state = State.WAITING
+        sequence.state, sequence.begun = State.WAITING, None
         sequence.preemptions += 1
         if sequence.scoring:
             sequence.prompt_logprobs = [None]  # the prompt is computed from its beginning again

@@ -13,6 +13,7 @@ from gammaray.engine.breaker import Breaker
 from gammaray.engine.constraints import Constraints
 from gammaray.engine.grammar import Matcher
 from gammaray.engine.kv import BlockTable
+from gammaray.engine.pace import Pace
 from gammaray.engine.tally import Tally
 from gammaray.engine.text import OutputText
 from gammaray.types import Cause, FinishReason, GenerateRequest, Key, Logprobs, TokenChunk
@@ -50,8 +51,10 @@ class Sequence:
     shadow: Tally = field(default_factory=Tally)  # of what would have been, were it no shadow
     ahead: int = 0  # tokens that a shadow's last draft would have given at once, and that are still to come
     breaker: Breaker = field(default_factory=Breaker)
+    pace: Pace = field(default_factory=Pace)  # of an adaptive plan
     trouble: Cause | None = None  # of the last round that should have had a draft
     troubled: int = 0  # such rounds in a row
+    begun: tuple[int, int] | None = None  # asynchronously: depth and width of a draft that is under way
     submitted: float = 0.0  # these on the engine's clock
     started: float | None = None
     first_token: float | None = None

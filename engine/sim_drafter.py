@@ -37,6 +37,7 @@ class _Growth:
     grown_from: int = -1  # parent of the next level
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
 
     @property
     def position(self) -> int:
@@ -50,11 +51,18 @@ class OracleDrafter:
     penalties, bias) are not looked at. Whether a position goes right depends on (seed, rid, position) alone,
     and each position is tested once, so acceptance is independent from level to level and every run repeats.
     A level of all trees together takes `level_s` on `clock`. Like every drafter of the engine's own process
-    it answers whatever the deadline.
+    it answers whatever the deadline. `beside`: it has a device of its own, which works from `begin` on.
     """
 
     def __init__(
-        self, language: Language, clock: SimClock, ranks: Ranks, level_s: float = 0.0, seed: int = 0
+        self,
+        language: Language,
+        clock: SimClock,
+        ranks: Ranks,
+        level_s: float = 0.0,
+        seed: int = 0,
+        spread: float | None = None,
+        beside: bool = False,
     ) -> None:
         self.vocab_size: int | None = language.vocab_size
         self._language = language
@@ -62,19 +70,25 @@ class OracleDrafter:
         self._ranks = ranks
         self._level_s = level_s
         self._seed = seed
+        self._spread = spread
+        self._beside = beside
+        self._free_at = 0.0  # when its own device has done what it was told
         self._states: dict[str, _State] = {}
 
     def begin(self, views: Sequence[DraftView]) -> Ticket:
-        return Ticket(tuple(views))
+        return Ticket(tuple(views), self._clock())
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
-        now = self._clock()
+        begun: float = ticket.payload  # type: ignore[assignment]
+        now = max(begun, self._free_at) if self._beside else self._clock()
         grown = [growth for view in ticket.views if (growth := self._root(view, now))]
         while growing := [growth for growth in grown if growth.levels < growth.view.depth]:
             for growth, target in zip(growing, self._targets(growing), strict=True):
                 self._add_level(growth, target)
-            self._clock.advance(self._level_s)
-        return {g.view.rid: DraftTree(tuple(g.tokens), tuple(g.parents)) for g in grown}
+        levels = max((growth.levels for growth in grown), default=0)
+        self._free_at = now + levels * self._level_s
+        self._clock.advance_to(self._free_at)
+        return {growth.view.rid: self._tree(growth) for growth in grown}
 
     def commit(self, rid: str, tokens: Sequence[int], features: Tensor | None = None) -> None:
         if state := self._states.get(rid):
@@ -99,6 +113,18 @@ class OracleDrafter:
             return None
         return _Growth(view, self._ranks(state.salt, now), state.digest)
 
+    def _tree(self, growth: _Growth) -> DraftTree:
+        said = None if self._spread is None else tuple(growth.confidence)
+        return DraftTree(tuple(growth.tokens), tuple(growth.parents), confidence=said)
+
+    def _ranks_at(self, growth: _Growth) -> list[float]:
+        """Of the next level."""
+        if not self._spread or not (total := sum(growth.ranks)):
+            return list(growth.ranks)
+        most = min(self._spread, 1 / total - 1)
+        own = 2 * _uniform(self._seed, f"{growth.view.rid} spread", growth.position) - 1
+        return [rank * (1 + most * own) for rank in growth.ranks]
+
     def _targets(self, growing: Sequence[_Growth]) -> list[int]:
         """The token that the target would emit behind each tree's path."""
         logits = self._language.logits([growth.digest for growth in growing])
@@ -113,12 +139,14 @@ class OracleDrafter:
         width = min(growth.view.width, vocab - 1)
         children = [(target + 1 + other) % vocab for other in range(width)]
         u = _uniform(self._seed, growth.view.rid, growth.position)
-        right = next((rank for rank, sum_ in enumerate(accumulate(growth.ranks)) if u < sum_), width)
+        ranks = self._ranks_at(growth)
+        right = next((rank for rank, sum_ in enumerate(accumulate(ranks)) if u < sum_), width)
         if right < width:
             children[right] = target
         parent, first = growth.grown_from, len(growth.tokens)
         growth.tokens += children
         growth.parents += [parent] * width
+        growth.confidence += [*ranks, *[0.0] * width][:width]
         growth.grown_from = first + (right if right < width else 0)
         growth.digest = self._language.extend(
             growth.digest, growth.position, [growth.tokens[growth.grown_from]]

@@ -21,15 +21,20 @@ class Tally:
     emitted: int = 0
     tested: int = 0
     levels: int = 0
+    first_hits: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     level_tested: Counter[int] = field(default_factory=Counter)
     level_first: Counter[int] = field(default_factory=Counter)
     level_accepted: Counter[int] = field(default_factory=Counter)
     ranks: Counter[int] = field(default_factory=Counter)
+    tries: Counter[int] = field(default_factory=Counter)
+    hits: Counter[int] = field(default_factory=Counter)
 
-    def add(self, drafted: int, tree: DraftTree | None, verdict: Verdict, kept: int) -> None:
+    def add(
+        self, drafted: int, tree: DraftTree | None, verdict: Verdict, kept: int, biased: bool = False
+    ) -> None:
         """A round that proposed `drafted` nodes, verified those of `tree`, and whose first `kept` tokens
-        survived EOS, stop strings and max_tokens."""
+        survived EOS, stop strings and max_tokens. `biased`: its draft was open to trimming."""
         self.rounds += 1
         self.drafted += drafted
         if tree is not None:
@@ -37,10 +42,17 @@ class Tally:
             self.levels += tree.depth
         self.accepted += min(kept, len(verdict.path))
         self.emitted += kept
-        self.tested += verdict.tested
         self.lengths[kept] += 1
-        for level in range(verdict.tested):
-            self.level_tested[level] += 1
+        self.first_hits += verdict.ranks.count(0)
+        self.tries.update(range(verdict.tested))
+        self.hits.update(range(len(verdict.ranks)))
+        if not biased:
+            self._survey(verdict)
+
+    def _survey(self, verdict: Verdict) -> None:
+        """Trimming leaves the likelier nodes, so only what was not trimmed says how good a drafter is."""
+        self.tested += verdict.tested
+        self.level_tested.update(range(verdict.tested))
         for level, rank in enumerate(verdict.ranks):
             self.level_accepted[level] += 1
             self.level_first[level] += rank == 0
@@ -48,16 +60,22 @@ class Tally:
 
     def stats(self) -> SpeculationStats:
         return SpeculationStats(
-            self.rounds,
-            self.drafted,
-            self.verified,
-            self.accepted,
-            self.emitted,
-            self.tested,
-            self.ranks[0],
-            self.levels,
-            *(_listed(c) for c in (self.lengths, self.level_tested, self.level_first)),
-            *(_listed(c) for c in (self.level_accepted, self.ranks)),
+            rounds=self.rounds,
+            drafted=self.drafted,
+            verified=self.verified,
+            accepted=self.accepted,
+            emitted=self.emitted,
+            tested=self.tested,
+            first_accepted=self.ranks[0],
+            levels=self.levels,
+            lengths=_listed(self.lengths),
+            level_tested=_listed(self.level_tested),
+            level_first=_listed(self.level_first),
+            level_accepted=_listed(self.level_accepted),
+            ranks=_listed(self.ranks),
+            first_hits=self.first_hits,
+            tries=_listed(self.tries),
+            hits=_listed(self.hits),
         )
 
 

@@ -14,8 +14,8 @@ from gammaray.config import NO_KEYS, Config
 from gammaray.drafter_config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
 from gammaray.engine.build import TokenizerDecoder, build_drafter, eos_ids
+from gammaray.engine.describe import describe
 from gammaray.engine.drafters.base import Drafter
-from gammaray.engine.drafters.model import ModelDrafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.local import run
 from gammaray.engine.runner import ModelRunner
@@ -81,7 +81,7 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
         except GammarayError as error:
             yield Check(f"drafter {name}", False, error.message)
             continue
-        yield Check(f"drafter {name}", True, _describe(drafters[name], runner))
+        yield Check(f"drafter {name}", True, describe(name, config, drafters[name], runner))
     yield _scheduler(config)
     if unreachable := config.unreachable_tenants():
         yield Check("tenants", False, f"{', '.join(unreachable)}: {NO_KEYS}")
@@ -149,16 +149,6 @@ def on_off(engine: Engine, drafter: str, prompts: list[tuple[int, ...]]) -> Chec
 def _target(model: str, runner: ModelRunner) -> str:
     precision = str(runner.dtype).removeprefix("torch.")
     return f"{model}: {runner.num_layers} layers, {runner.vocab_size} tokens, {precision}"
-
-
-def _describe(drafter: Drafter, target: ModelRunner) -> str:
-    if not isinstance(drafter, ModelDrafter):
-        return "proposes tokens of the context, so every vocabulary fits"
-    length = drafter.runner.max_model_len
-    short = f"; drafts only up to {length} tokens" if length < target.max_model_len else ""
-    return (
-        f"model of {drafter.runner.num_layers} layers, same vocabulary of {drafter.vocab_size} tokens{short}"
-    )
 
 
 def _scheduler(config: Config) -> Check:

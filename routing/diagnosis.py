@@ -79,7 +79,7 @@ def _decoding(ended: Finished, others: Usual, phases: Phases) -> str:
     gave = f"a round gave {tokens:.1f} tokens, where {others.tau:.1f} are usual"
     if ended.fallback is not None:
         return f"it went on without drafts, as {_WHY[ended.fallback]}: {gave}"
-    alpha = ended.stats.alpha
+    alpha = ended.stats.acceptance
     if alpha is None:
         return f"it decoded without drafts: {gave}"
     return f"only {alpha:.0%} of its drafted tokens were accepted: {gave}"

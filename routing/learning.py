@@ -20,7 +20,7 @@ from gammaray.routing.boosting import grow
 from gammaray.routing.calibration import beats, platt
 from gammaray.routing.features import PRIOR, WIDTH
 from gammaray.routing.predictor import Floats, Predictor
-from gammaray.types import WARMUP_CLASS, Finished, Key
+from gammaray.types import WARMUP_CLASS, Finished, Key, SpeculationStats
 
 # Tokens of a request at least. Few, as one whose breaker opens has little more than its 16 rounds tested: to
 # leave those out would be to learn from the good ones only.
@@ -35,7 +35,12 @@ HELD_OUT = 0.2  # the newest; half of it calibrates, half judges
 
 def tells(finished: Finished) -> bool:
     """Whether something can be learnt of acceptance from it."""
-    return finished.stats.tested >= TESTED and finished.request_class != WARMUP_CLASS
+    return sum(finished.stats.tries) >= TESTED and finished.request_class != WARMUP_CLASS
+
+
+def rate(stats: SpeculationStats) -> float:
+    """Of all rounds, trimmed or not: of one request the others are too few, and no state hangs on it."""
+    return stats.first_hits / sum(stats.tries)
 
 
 class Priors:
@@ -49,7 +54,7 @@ class Priors:
             return
         count, mean = self._of.get(finished.key, (0, 0.0))
         count = min(count + 1, MOST)
-        alpha = finished.stats.first_accepted / finished.stats.tested
+        alpha = rate(finished.stats)
         self._of[finished.key] = count, mean + (alpha - mean) / count
 
     def of(self, key: Key) -> float | None:
@@ -104,8 +109,8 @@ class Reservoir:
     def add(self, finished: Finished) -> None:
         place = self._place(finished.tenant)
         self._rows[place] = finished.forecast.features
-        self._rates[place] = finished.stats.first_accepted / finished.stats.tested
-        self._weights[place] = min(finished.stats.tested, HEAVIEST)
+        self._rates[place] = rate(finished.stats)
+        self._weights[place] = min(sum(finished.stats.tries), HEAVIEST)
         self._numbers[place] = self._added
         self._added += 1
 

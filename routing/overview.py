@@ -219,7 +219,7 @@ def _slowest(gallery: Gallery) -> list[Json]:
             "tpot_ms": None if ended.per_token_s is None else 1e3 * ended.per_token_s,
             "prompt_tokens": ended.prompt_tokens,
             "output_tokens": ended.output_tokens,
-            "alpha": ended.stats.alpha,
+            "alpha": ended.stats.acceptance,
             "fallback": ended.fallback,
             "diagnosis": diagnose(ended, others, phases),
         }

@@ -76,7 +76,9 @@ ACCEPTED = _counter("gammaray.spec.accepted", "{token}", "Draft tokens committed
 EMITTED = _counter(
     "gammaray.spec.emitted", "{token}", "Tokens committed in decode rounds, bonus tokens included"
 )
-TESTED = _counter("gammaray.spec.tested", "{token}", "First-tried draft tokens that were tested")
+TESTED = _counter(
+    "gammaray.spec.tested", "{token}", "First-tried draft tokens tested, of drafts verified whole"
+)
 FIRST_ACCEPTED = _counter("gammaray.spec.first_accepted", "{token}", "First-tried draft tokens accepted")
 LEVELS_ACCEPTED = _counter(
     "gammaray.spec.levels_accepted", "{level}", "Draft levels of which any token was accepted"
@@ -93,8 +95,11 @@ PREEMPTED = _counter(
     "gammaray.engine.preempted", "{request}", "Sequences that gave their KV back and wait again"
 )
 KV_SHRUNK = _counter("gammaray.engine.kv_shrunk", "{draft}", "Drafts cut for want of KV blocks")
+TRIMMED = _counter(
+    "gammaray.engine.trimmed", "{token}", "Draft tokens left out, as verifying them was not worth it"
+)
 DRAFTER_FAILURES = _counter("gammaray.engine.drafter_failures", "{call}", "Calls of drafters that failed")
-ENGINE = (STEPS, PREFILLED, PREEMPTED, KV_SHRUNK, DRAFTER_FAILURES)
+ENGINE = (STEPS, PREFILLED, PREEMPTED, KV_SHRUNK, DRAFTER_FAILURES, TRIMMED)
 PHASE_TIME = _counter("gammaray.engine.phase.time", "s", "Time of the engine's thread by phase of a step")
 PROMPT_SEEN = _counter("gammaray.kv.prompt.seen", "{token}", "Prompt tokens whose KV could have been kept")
 PROMPT_REUSED = _counter("gammaray.kv.prompt.reused", "{token}", "... of these, whose KV had been kept")

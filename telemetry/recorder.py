@@ -42,7 +42,13 @@ class Recorder:
 
     def _record_engine(self, report: StepReport) -> None:
         self._engine.add(
-            (), 1, report.prefill_tokens, report.preempted, report.kv_shrunk, report.drafter_failures
+            (),
+            1,
+            report.prefill_tokens,
+            report.preempted,
+            report.kv_shrunk,
+            report.drafter_failures,
+            report.trimmed_nodes,
         )
         self._phases.add(("draft",), report.draft_s)
         self._phases.add(("verify",), report.verify_s)

@@ -65,10 +65,10 @@ class VllmNames:
         counts[SEEN] += report.target_reuse.seen
         counts[REUSED] += report.target_reuse.reused
         for stats in (part.stats for part in report.counts):
-            counts[DRAFTS] += sum(stats.level_tested[:1])
+            counts[DRAFTS] += sum(stats.tries[:1])
             counts[DRAFTED] += stats.drafted
             counts[ACCEPTED] += stats.accepted
-            self._positions.update(dict(enumerate(stats.level_accepted)))
+            self._positions.update(dict(enumerate(stats.hits)))
 
     def text(self) -> str:
         with self._lock:

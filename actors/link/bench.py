@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from importlib.metadata import version
 
 import numpy as np
-import psutil
 
 from gammaray.actors.link.bench_ends import HIDDEN, NAME, SECRET, TOP, VOCAB, WAYS, Open, Payload
 from gammaray.actors.link.client import Limits, Link
 from gammaray.actors.link.frames import Hello
 from gammaray.actors.link.remote import RemoteDrafter
+from gammaray.engine.bench.machine import machine
 from gammaray.errors import ConfigError, GammarayError
 from gammaray.types import MAX_TREE_NODES
 
@@ -106,15 +106,6 @@ def described(payload: Payload) -> dict[str, object]:
         "answer": f"a TREES frame: {payload.tokens} drafted tokens, each with its top-{TOP} q "
         f"({TOP} ids of 4 bytes, {TOP} float32)",
         "features": f"{payload.tokens} x {HIDDEN} bfloat16 beside the question, only over {FEATURES!r}",
-    }
-
-
-def machine() -> dict[str, object]:
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": psutil.cpu_count(logical=False),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "load": round(psutil.getloadavg()[0], 1),  # of the last minute
     }
 
 

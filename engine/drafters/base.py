@@ -70,6 +70,14 @@ class DraftTree:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return max(depths, default=0)
 
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """The tokens from the root to each node, which come last."""
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        return paths
+
     def subtree(self, nodes: Sequence[int]) -> DraftTree:
         """Of these nodes, parents before children; the parent of each is among them, or the root."""
         place = {node: at for at, node in enumerate([-1, *nodes], start=-1)}
@@ -127,6 +135,9 @@ class Featured(Protocol):
     missing passes through it. From there on every pass of the target ends in a `commit`, whose `features`
     [len(tokens), F] are for each token the hidden states that it was predicted from, which are those of the
     token before it. F = len(layers) * H, of `layers` as `ModelRunner.forward_features` counts them.
+
+    One that needs only what is behind the last token may say that it has reached all tokens: the pass that
+    the target cannot skip ends in the commit that brings it.
     """
 
     layers: tuple[int, ...]
@@ -149,6 +160,14 @@ class Troubled(Protocol):
 
     def trouble(self, rid: str) -> Cause | None:
         """Why the last `collect` had no draft for `rid`, if it should have had one."""
+
+
+@runtime_checkable
+class Failing(Protocol):
+    """A drafter that outlives failures of its parts."""
+
+    def take_failures(self) -> int:
+        """Since this was asked last."""
 
 
 @runtime_checkable

@@ -1,18 +1,31 @@
-"""A draft tree while it grows, level by level, from the logits of a draft model."""
+"""A draft tree while it grows, level by level, from the logits of a draft model.
+
+Drafters do not build trees by hand: `TreeMaker` (tree_maker.py) tells which calls they make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp, inf
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gammaray.engine.drafters.base import DraftTree, DraftView, Drawn
+from gammaray.engine.drafters.outcomes import RANKS
 from gammaray.engine.logits import draw_children, process
+from gammaray.engine.trees import Shape
 from gammaray.types import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)  # draws without noise
+
+
+class Candidate(NamedTuple):
+    token: int
+    parent: int
+    score: float
 
 
 @dataclass(slots=True)
@@ -29,6 +42,9 @@ class Growth:
     scores: list[float] = field(default_factory=list)  # log-probability, added up from the branch's root
     q: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)  # ids and probabilities, [S] each
     rows: list[Tensor] = field(default_factory=list)  # [V] each
+    spares: list[Candidate] = field(default_factory=list)  # children that were not good enough to grow on
+    shape: Shape | None = None  # how many children each node gets; None: `width` nodes a level
+    ranked: dict[int, list[int]] = field(default_factory=dict)  # by node, what may follow it, best first
 
     @property
     def fed(self) -> int:
@@ -58,6 +74,17 @@ class Growth:
         self.scores.append(score)
         self.q.append(q)
 
+    def newest_scores(self) -> list[float]:
+        """Of the deepest level."""
+        return self.scores[self.depths.index(max(self.depths)) :]
+
+    def with_spares(self) -> Growth:
+        """Its nodes, and behind them the spares, without KV."""
+        whole = Growth(self.root, [*self.tokens], [*self.parents], [*self.depths], [*self.scores], [*self.q])
+        for spare in self.spares:
+            whole.add(*spare)
+        return whole
+
     def walk(self, tokens: Sequence[int]) -> list[int]:
         """The nodes that spell the beginning of `tokens`."""
         path: list[int] = []
@@ -85,7 +112,7 @@ class Growth:
             tokens=[self.tokens[old] for old in kept],
             parents=[place[self.parents[old]] for old in kept],
             depths=[self.depths[old] - self.depths[node] for old in kept],
-            scores=[self.scores[old] for old in kept],
+            scores=[self.scores[old] - self.scores[node] for old in kept],
             q=[self.q[old] for old in kept],
             rows=[self.rows[old] for old in kept if old < self.fed],
         )
@@ -97,16 +124,23 @@ class Growth:
             del column[keep:]
 
     def tree(self, sampled: bool, width: int) -> DraftTree:
-        q = [pair for pair in self.q if pair is not None] if sampled else []
-        drawn: Drawn = "deterministic"
-        if sampled:
-            drawn = "without_replacement" if width > 1 else "iid"
-        return DraftTree(
-            tokens=tuple(self.tokens),
-            parents=tuple(self.parents),
-            drawn=drawn,
-            q_ids=torch.stack([ids for ids, _ in q]) if sampled else None,  # [K, S]
-            q_probs=torch.stack([probs for _, probs in q]) if sampled else None,  # [K, S]
+        """All nodes, each with the drafter's own probability of it as confidence."""
+        tokens, parents = tuple(self.tokens), tuple(self.parents)
+        if not sampled:
+            return DraftTree(tokens, parents, confidence=self._chances())
+        q = [pair for pair in self.q if pair is not None]
+        q_probs = torch.stack([probs for _, probs in q])  # [K, S]
+        drawn: Drawn = "without_replacement" if width > 1 else "iid"
+        # Of a draw from q against another: the same for all siblings, whatever was drawn (math.md section 3).
+        agreement = tuple(q_probs.float().square().sum(-1).tolist())
+        return DraftTree(tokens, parents, drawn, torch.stack([ids for ids, _ in q]), q_probs, agreement)
+
+    def _chances(self) -> tuple[float, ...]:
+        """Of each node where its parent is right."""
+        above = (self.scores[parent] if parent >= 0 else 0.0 for parent in self.parents)
+        return tuple(
+            min(1.0, exp(own - base)) if own > -inf else 0.0
+            for own, base in zip(self.scores, above, strict=True)
         )
 
 
@@ -135,13 +169,20 @@ def add_level(growth: Growth, branch: Branch, view: DraftView, sampled: bool) ->
     """The next level of a branch whose frontier was fed.
 
     Deterministic: of the frontier's children the `width` of highest cumulative log-probability (the
-    expansion of EAGLE-2, arXiv 2406.16858, under a budget of depth x width nodes). Sampled: `width`
-    children of the branch's root and one of every later node, a shape that does not depend on what was
-    drawn, as exactness asks (math.md section 1).
+    expansion of EAGLE-2, arXiv 2406.16858, section 4.1, under a budget of depth x width nodes), or of each
+    node the likeliest children, as many as the growth's shape gives it. Sampled: `width` children of the
+    branch's root and one of every later node, a shape that does not depend on what was drawn, as exactness
+    asks (math.md section 1).
     """
     logits = torch.stack([growth.row(node) for node in branch.frontier]).float()  # [F, V]
     first = len(growth.tokens)
-    (_sample if sampled else _best)(growth, branch, view, logits)
+    if sampled:
+        assert growth.shape is None
+        _sample(growth, branch, view, logits)
+    elif growth.shape is not None:
+        _shaped(growth, branch, logits, growth.shape[branch.levels])
+    else:
+        _best(growth, branch, view, logits)
     branch.frontier = range(first, len(growth.tokens))
     branch.levels += 1
 
@@ -150,12 +191,25 @@ def _best(growth: Growth, branch: Branch, view: DraftView, logits: Tensor) -> No
     width = min(view.width, logits.shape[-1])
     values, ids = logits.log_softmax(-1).topk(width)  # [F, W]
     candidates = [
-        (token, parent, value + (growth.scores[parent] if branch.levels else 0.0))
+        Candidate(token, parent, value + (growth.scores[parent] if branch.levels else 0.0))
         for parent, row, scores in zip(branch.frontier, ids.tolist(), values.tolist(), strict=True)
         for token, value in zip(row, scores, strict=True)
     ]
-    for node in sorted(candidates, key=lambda node: -node[2])[:width]:
+    candidates.sort(key=lambda node: -node.score)
+    for node in candidates[:width]:
         growth.add(*node)
+    growth.spares += candidates[width:]
+
+
+def _shaped(growth: Growth, branch: Branch, logits: Tensor, counts: Sequence[int]) -> None:
+    """`counts`: of children, for each node of the frontier."""
+    values, ids = logits.log_softmax(-1).topk(min(RANKS, logits.shape[-1]))  # [F, R]
+    rows = zip(branch.frontier, ids.tolist(), values.tolist(), counts, strict=True)
+    for parent, tokens, scores, count in rows:
+        growth.ranked[parent] = tokens
+        above = growth.scores[parent] if branch.levels else 0.0
+        for token, score in zip(tokens[:count], scores[:count], strict=True):
+            growth.add(token, parent, above + score)
 
 
 def _sample(growth: Growth, branch: Branch, view: DraftView, logits: Tensor) -> None:

@@ -1,11 +1,12 @@
 """An independent, smaller model as drafter, with KV and a prefix cache of its own.
 
-Deterministic trees by default; with `draft_sampling` its tokens are drawn from q (growth.py).
+Trees grow as `tree:` says (tree_maker.py), deterministic by default; with `draft_sampling` its tokens are
+drawn from q (growth.py).
 
-With time of its own it drafts ahead: `anticipate` grows the drafts that would follow the likeliest outcomes
-of the round that is being verified, as further nodes of the same tree. The next commit then is a look-up:
-what stands below the emitted token is the next draft, with its KV, and it was drawn from the very q that
-verification will use (math.md section 3b).
+With time of its own it drafts ahead, where trees are static: `anticipate` grows the drafts that would follow
+the likeliest outcomes of the round that is being verified, as further nodes of the same tree. The next commit
+then is a look-up: what stands below the emitted token is the next draft, with its KV, and it was drawn from
+the very q that verification will use (math.md section 3b).
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gammaray.drafter_config import Tree
 from gammaray.engine import loading
 from gammaray.engine.batch import Row
+from gammaray.engine.drafters import recurrent
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
-from gammaray.engine.drafters.growth import Branch, Growth, add_level, candidates
+from gammaray.engine.drafters.growth import Branch, Growth, candidates
 from gammaray.engine.drafters.outcomes import RANKS, Outcomes, share_budget
+from gammaray.engine.drafters.recurrent import RecurrentDrafter
 from gammaray.engine.drafters.registry import Making
+from gammaray.engine.drafters.tree_maker import TreeMaker
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.recording import record_passes
+from gammaray.engine.recurrent import is_recurrent
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
 from gammaray.types import MAX_TREE_NODES, Reuse
@@ -42,7 +48,7 @@ class _State:
     tokens: list[int]
     table: BlockTable
     growth: Growth | None = None
-    sent: int = 0  # leading nodes that were given out as a draft; 0: what is there was drafted ahead
+    sent: int = 0  # leading nodes that were grown for a draft; 0: what is there was drafted ahead
     view: DraftView | None = None  # of the draft that was given out
     ahead: _Growing | None = None  # what is being drafted ahead; None: not begun
 
@@ -55,22 +61,23 @@ class _Growing:
     view: DraftView
     growth: Growth
     branches: list[Branch]
-    sampled: bool
     guesses: dict[int, list[int]] = field(default_factory=dict)  # what may follow a node, the likeliest first
     outcomes: set[int] = field(default_factory=set)  # nodes below which a draft is made ahead
-
-    def add_level(self) -> None:
-        for branch in self.branches:
-            add_level(self.growth, branch, self.view, self.sampled)
 
 
 class ModelDrafter:
     """Drafts for all its sequences together, one forward pass a level."""
 
-    def __init__(self, runner: ModelRunner, draft_sampling: bool = False, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        draft_sampling: bool = False,
+        prefix_cache: bool = True,
+        tree: Tree = "static",
+    ) -> None:
         self.runner = runner
         self.vocab_size: int | None = runner.vocab_size
-        self.draft_sampling = draft_sampling
+        self.trees = TreeMaker(tree, draft_sampling)
         self.cache = KVCache(runner.num_blocks, runner.block_size, prefix_cache)
         self.outcomes = Outcomes()
         self.hits: frozenset[str] = frozenset()
@@ -84,18 +91,21 @@ class ModelDrafter:
         growing = [self._hit(view) for view in ready.values() if self._states[view.rid].growth]
         self.hits = frozenset(tree.view.rid for tree in growing)
         logits = self._feed_pending(ready)  # a long catch-up takes several rounds, without a draft
-        growing += [self._begin(ready[rid], Growth(row)) for rid, row in logits.items()]
-        while unfinished := [g for g in growing if g.branches[0].levels < g.view.depth]:
+        growing += [self._begin(ready[rid], row) for rid, row in logits.items()]
+        while unfinished := [tree for tree in growing if self.trees.grows(tree.view, tree.growth)]:
             self._feed(unfinished)
             for tree in unfinished:
-                tree.add_level()
+                self.trees.add_level(tree.view, tree.growth)
         return {tree.view.rid: self._give(tree) for tree in growing}
 
     def anticipate(self, rows: int = ANTICIPATED_ROWS) -> Iterator[None]:
         """Drafts ahead for what `collect` gave out last; each `next` costs one forward pass.
 
-        May be dropped between passes, and must be before any other call.
+        May be dropped between passes, and must be before any other call. Only for static trees: what is best
+        of a dynamic tree is known when all of it stands, and sequoia's next shape may be another one.
         """
+        if self.trees.kind != "static":
+            return
         out = [state for state in self._states.values() if state.sent]
         fresh = [tree for state in out if not state.ahead and (tree := self._ahead(state, rows, len(out)))]
         if fresh:
@@ -106,7 +116,8 @@ class ModelDrafter:
         while growing := [tree for tree in growing if tree.branches]:
             self._feed(growing)
             for tree in growing:
-                tree.add_level()
+                for branch in tree.branches:
+                    self.trees.add_level(tree.view, tree.growth, branch)
                 tree.branches = [b for b in tree.branches if b.levels < tree.view.depth]
             yield
 
@@ -201,27 +212,22 @@ class ModelDrafter:
             state.table.computed += count
         return dict(zip(ends, logits, strict=True))
 
-    def _begin(self, view: DraftView, growth: Growth) -> _Growing:
-        tree = self._growing(self._states[view.rid], view, growth, [Branch.whole(growth)])
-        if not growth.tokens:
-            tree.add_level()
-        return tree
-
-    def _growing(self, state: _State, view: DraftView, growth: Growth, branches: list[Branch]) -> _Growing:
-        sampled = self.draft_sampling and not view.sampling.greedy
-        return _Growing(state, view, growth, branches, sampled)
+    def _begin(self, view: DraftView, logits: Tensor) -> _Growing:
+        return _Growing(self._states[view.rid], view, self.trees.begin(view, logits), [])
 
     def _hit(self, view: DraftView) -> _Growing:
-        growth = self._states[view.rid].growth
-        assert growth is not None
-        growth.cut(view.depth)
-        return self._begin(view, growth)
+        state = self._states[view.rid]
+        assert state.growth is not None
+        state.growth.cut(view.depth)
+        if not state.growth.tokens:
+            self.trees.add_level(view, state.growth)
+        return _Growing(state, view, state.growth, [])
 
     def _give(self, tree: _Growing) -> DraftTree:
         state = tree.state
         state.growth, state.view = tree.growth, tree.view
         state.sent, state.ahead = len(tree.growth.tokens), None
-        return tree.growth.tree(tree.sampled, tree.view.width)
+        return self.trees.finish(tree.view, tree.growth)
 
     def _feed(self, growing: Iterable[_Growing]) -> None:
         """One pass over every node without KV."""
@@ -256,7 +262,7 @@ class ModelDrafter:
             return None
         if not self.cache.grow(state.table, view.length + nodes):
             return None
-        return self._growing(state, view, growth, [])
+        return _Growing(state, view, growth, [])
 
     def _budget(self, view: DraftView, growth: Growth, rows: int, sequences: int) -> int:
         return share_budget(rows, sequences, len(growth.tokens), view.depth * view.width, MAX_TREE_NODES)
@@ -283,25 +289,33 @@ class ModelDrafter:
         """Nodes whose KV stays, how many of them are committed, and what was drafted behind all `tokens`."""
         if (growth := state.growth) is None:
             return [], 0, None
+        self.trees.learn(growth, tokens)
         path = [node for node in growth.walk(tokens) if node < growth.fed]
         accepted = [node for node in path if node < state.sent]
         if state.ahead and len(accepted) < len(tokens):
             parents = growth.parents[: state.sent]
             self.outcomes.learn(parents, accepted, tokens[len(accepted)], state.ahead.guesses)
-        if len(path) < len(tokens):
+        if len(path) < len(tokens) or self.trees.kind != "static":
             return path, len(path), None
-        # Below other nodes of a wide tree stand fewer than a draft of that width has.
-        end = path[-1]
-        if growth.width > 1 and not (state.ahead and end in state.ahead.outcomes):
-            return path, len(path), None
-        below = growth.below(end)
+        end, below = path[-1], growth.below(path[-1])
+        if not (state.ahead and end in state.ahead.outcomes):
+            # Of the draft itself, verified in part only. Of a wide tree too few nodes stand there, and of
+            # a chain those that were drafted ahead behind another outcome are not of this draft.
+            if growth.width > 1:
+                return path, len(path), None
+            below = [node for node in below if node < state.sent]
         ahead = growth.rerooted(end, below)
         return [*path, *below[: ahead.fed]], len(path), ahead
 
 
-def make(making: Making) -> ModelDrafter:
+def make(making: Making) -> ModelDrafter | RecurrentDrafter:
     """Raises VocabularyMismatch, ConfigError."""
     config, target = making.config, making.target
+    if is_recurrent(loading.load_config(config.model)):
+        drafter = recurrent.load(config, target.device)
+        size = drafter.runner.vocab_size
+        check_vocabulary(making.name, config.model, size, target.vocab_size, making.tokenizer)
+        return drafter
     runner = loading.load_runner(
         config.model,
         dtype=config.dtype,
@@ -311,7 +325,7 @@ def make(making: Making) -> ModelDrafter:
     )
     check_vocabulary(making.name, config.model, runner.vocab_size, target.vocab_size, making.tokenizer)
     record_passes(runner, making.max_batch, CATCH_UP_TOKENS)
-    return ModelDrafter(runner, config.draft_sampling, making.prefix_cache)
+    return ModelDrafter(runner, config.draft_sampling, making.prefix_cache, config.tree)
 
 
 def check_vocabulary(

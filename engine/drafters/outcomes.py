@@ -7,7 +7,7 @@ was the drafter's first, second, ... guess, at the end of a path or where a chil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -23,16 +23,20 @@ AFTER_REJECTION = (0.3, 0.15, 0.1, 0.06, 0.05, 0.04, 0.03, 0.02)
 class Shares:
     """How often each of RANKS happened, of all times that one of them could; old times fade."""
 
-    def __init__(self, prior: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float], memory: float = MEMORY) -> None:
         self._counts = [PRIOR_WEIGHT * share for share in prior]
         self._total = PRIOR_WEIGHT
+        self._memory = memory
 
     def observe(self, rank: int | None) -> None:
         """None: none of them."""
-        self._counts = [MEMORY * count for count in self._counts]
-        self._total = MEMORY * self._total + 1
+        self._counts = [self._memory * count for count in self._counts]
+        self._total = self._memory * self._total + 1
         if rank is not None and rank < RANKS:
             self._counts[rank] += 1
+
+    def __iter__(self) -> Iterator[float]:
+        return (self[rank] for rank in range(RANKS))
 
     def __getitem__(self, rank: int) -> float:
         return self._counts[rank] / self._total if rank < RANKS else 0.0

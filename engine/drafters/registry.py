@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 # method -> the module that has `make(making: Making) -> Drafter`, imported when it is needed
 MODULES: Mapping[str, str] = {
     "ngram": "ngram",
+    "suffix": "suffix",
+    "recycle": "recycle",
+    "lookahead": "lookahead",
+    "composite": "composite",
     "model": "model",
+    "medusa": "medusa",
+    "dspark": "dspark",
+    "layer_exit": "layer_exit",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "mtp": "mtp",
 }
 
 

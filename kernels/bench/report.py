@@ -94,12 +94,12 @@ def _roofs(roofs: Roofs) -> dict[str, float]:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    yield f"Device: {_listed(report.device)}"
-    yield f"Versions: {_listed(report.versions)}"
+    yield f"Device: {listed(report.device)}"
+    yield f"Versions: {listed(report.versions)}"
     yield f"Seed: {SEED}"
     if report.roofs:
-        yield f"Measured: {_listed(_roofs(report.roofs))}"
-    yield from ("", *_table(("check", "error", "allowed", ""), map(_check, report.checks)))
+        yield f"Measured: {listed(_roofs(report.roofs))}"
+    yield from ("", *table(("check", "error", "allowed", ""), map(_check, report.checks)))
     if report.found.rows:
         head = (
             "kernel",
@@ -111,11 +111,11 @@ def _lines(report: Report) -> Iterator[str]:
             "error",
             "others, us",
         )
-        yield from ("", *_table(head, map(_row, report.found.rows)))
+        yield from ("", *table(head, map(_row, report.found.rows)))
     found = ((g.goal, g.verdict, f"{g.met} of {g.judged}", g.worst, g.note) for g in goals(report.found.rows))
-    yield from ("", *_table(("goal on an H200", "", "rows that meet it", "worst", ""), found))
+    yield from ("", *table(("goal on an H200", "", "rows that meet it", "worst", ""), found))
     if report.found.skipped:
-        yield from ("", *_table(("skipped", "why"), ((one.what, one.reason) for one in report.found.skipped)))
+        yield from ("", *table(("skipped", "why"), ((one.what, one.reason) for one in report.found.skipped)))
     yield from ("", *(f"FAILED {line}" for line in report.failed))
     yield f"{len(report.checks)} checks, {len(report.found.rows)} rows, {report.seconds:.0f} s" + (
         "" if report.failed else ", nothing failed"
@@ -139,9 +139,9 @@ def _row(row: Row) -> tuple[str, ...]:
     )
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def _listed(entries: dict[str, object] | dict[str, str] | dict[str, float]) -> str:
+def listed(entries: dict[str, object] | dict[str, str] | dict[str, float]) -> str:
     return ", ".join(f"{name} {value}" for name, value in entries.items())

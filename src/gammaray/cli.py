@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +21,7 @@ from gammaray.tenants_cli import tenants
 from gammaray.types import PLAIN, SamplingParams, SpeculationPlan
 
 EMBEDDED = "smollm2-135m-instruct"
+NAMES = "ngram, suffix, recycle, lookahead, layer_exit:N, eagle3:FOLDER, A+B, or a model"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 benches = typer.Typer(no_args_is_help=True, help="Measure this machine.")
@@ -122,7 +125,7 @@ def key(
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to answer; - reads standard input.")],
     model: Annotated[str, typer.Option(help="Alias, folder, GGUF file or Hugging Face id.")] = EMBEDDED,
-    drafter: Annotated[str, typer.Option(help="ngram, none, or a model with the same vocabulary.")] = "ngram",
+    drafter: Annotated[str, typer.Option(help=f"none, {NAMES} with the same vocabulary.")] = "ngram",
     gamma: Annotated[int, typer.Option(min=1, max=16, help="Draft depth.")] = 8,
     width: Annotated[int, typer.Option(min=1, max=8, help="Children a level of the draft tree.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0: greedy.")] = 0.0,
@@ -141,15 +144,11 @@ def generate(
 ) -> None:
     """Answer one prompt in this process, without Ray."""
     _use_cores()
-    from gammaray.config import parse
+    from gammaray.drafter_names import alone, entries
     from gammaray.engine import local
 
     dtype = dtype or ("float32" if compare else "auto")
-    drafters: dict[str, object] = {"ngram": {"method": "ngram"}}
-    if drafter not in ("ngram", "none"):
-        drafters = {drafter: {"method": "model", "model": drafter, "dtype": dtype}}
-    target = {"model": model, "dtype": dtype, "max_batch": 1, "kv": {"prefix_cache": False}}
-    config = parse({"target": target, "drafters": drafters}, "command line")
+    config = alone({"model": model}, dtype, {} if drafter == "none" else entries(drafter, dtype))
     plan = PLAIN if drafter == "none" else SpeculationPlan(drafter, gamma, width)
     sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -247,16 +246,73 @@ def validate(
 
 @benches.command("engine")
 def bench_engine(
-    link: Annotated[bool, typer.Option("--link", help="Time the draft link.")] = False,
-    tokens: Annotated[int, typer.Option(min=1, help="In the drafts of all sequences together.")] = 64,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in a round.")] = 32,
-    repeats: Annotated[int, typer.Option(min=1, help="Round trips over each transport.")] = 1000,
-    ray: Annotated[bool, typer.Option(help="Also time a call of a Ray actor, for which Ray starts.")] = True,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(help="Spec-Bench, ShareGPT or OpenAI-batch JSONL; without one: prompts of our own."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts, spread over the categories.")] = 26,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer.")] = 64,
+    drafters: Annotated[
+        str | None,
+        typer.Option(
+            help=f"NAME,NAME@GAMMAxWIDTH,... or a YAML file with a drafters map. Names of --config; {NAMES}."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file: its target, and drafters by their names there.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"Instead of what --config names; without both: {EMBEDDED}.")
+    ] = None,
+    gamma: Annotated[int, typer.Option(min=1, max=16, help="Draft depth.")] = 8,
+    width: Annotated[int, typer.Option(min=1, max=8, help="Children a level of the draft tree.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: the model's.")] = "float32",
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0: greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the noise; counts only above temperature 0.")] = 0,
+    adaptive: Annotated[
+        bool, typer.Option(help="Drafts are shortened to what pays, as a server does unless told otherwise.")
+    ] = True,
+    out: Annotated[Path | None, typer.Option(help="Folder for engine.json and engine.md.")] = None,
+    link: Annotated[bool, typer.Option("--link", help="Time the draft link instead.")] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="--link: in the drafts of all sequences together.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="--link: sequences in a round.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="--link: round trips over each transport.")] = 1000,
+    ray: Annotated[
+        bool, typer.Option(help="--link: also time a call of a Ray actor, for which Ray starts.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
-    """Time the round trip of a draft question over each transport of the draft link, and a Ray call."""
-    if not link:
-        raise ConfigError("bench engine measures the draft link only: add --link")
+    """Time drafters against plain decoding, prompt by prompt, on one engine of this process, without Ray.
+
+    Ctrl-C reports what was measured until then. Exit codes: 0 good; 1 an output differs from plain decoding
+    in float32, a prompt failed, or the run was interrupted; 2 bad input.
+    """
+    if link:
+        raise typer.Exit(_bench_link(tokens, batch, repeats, ray, as_json))
+    _use_cores()
+    from gammaray.config import load
+    from gammaray.drafter_names import read_drafters
+    from gammaray.engine.bench import command
+
+    given: Mapping[str, Any] = {}
+    target: dict[str, Any] = {"model": model or EMBEDDED}
+    if config:
+        settings = load(config)
+        target, given = settings.target.model_dump() | ({"model": model} if model else {}), settings.drafters
+    if drafters and drafters.endswith((".yaml", ".yml")):
+        given, drafters = read_drafters(Path(drafters)), None
+    sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    wanted = command.Wanted(
+        target, given, drafters, gamma, width, dtype, dataset, limit, sampling, adaptive, out, _as_typed()
+    )
+    raise typer.Exit(command.run(wanted, as_json))
+
+
+def _as_typed() -> str:
+    return shlex.join(["gammaray", *sys.argv[1:]])
+
+
+def _bench_link(tokens: int, batch: int, repeats: int, ray: bool, as_json: bool) -> int:
     from gammaray.cluster import local, processes
     from gammaray.engine.threads import compute_with
 
@@ -267,6 +323,7 @@ def bench_engine(
 
         found = bench.report(tokens, batch, repeats, ray)
     print(json.dumps(found) if as_json else bench.as_text(found))
+    return 0
 
 
 @benches.command("kernels")

@@ -51,6 +51,7 @@ class Target(Strict):
     max_batch: int = Field(default=64, ge=1)  # sequences that run at once
     token_budget: int | None = Field(default=None, ge=1)  # tokens a step; None: chosen by the engine
     max_waiting: int = Field(default=512, ge=1)  # sequences that wait for the engine; beyond it: 503
+    asynchronous: bool = False  # a half of the sequences that speculate drafts while the other is verified
 
     @model_validator(mode="after")
     def _works_together(self) -> Target:
@@ -226,7 +227,7 @@ class Tenant(Strict):
     region: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # label of its metrics
     weight: float = Field(default=1.0, gt=0, le=100)  # of its share of the engine's turns and KV
     kv_share: float = Field(default=1.0, gt=0, le=1)  # of the KV pool, at most, while others wait
-    warmup_s: float | None = Field(default=None, ge=0, le=86_400)  # None: 1800 of a model, 0 of n-gram
+    warmup_s: float | None = Field(default=None, ge=0, le=86_400)  # None: 0 without weights, else 1800
 
     @model_validator(mode="after")
     def _is_tried_beside_another(self) -> Tenant:

@@ -55,7 +55,7 @@ class SuffixDrafter(_Versioned):
 
     method: Literal["suffix"]
     memory: Memory = "request"
-    max_tokens: int = Field(default=1_000_000, ge=1024)  # of a tenant's answers that are kept
+    max_tokens: int = Field(default=200_000, ge=1024)  # of a tenant's answers that are kept
     min_match: int = Field(default=1, ge=1, le=64)
 
 

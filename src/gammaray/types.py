@@ -150,7 +150,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Counts over decode rounds: D, V, A and what was emitted. They add up over rounds and sequences."""
+    """Counts over decode rounds: D, V, A and what was emitted. They add up over rounds and sequences.
+
+    Those from `tested` to `ranks`, without `levels` and `lengths`, are of rounds whose draft was verified
+    whole; the last three are the same of all rounds, also of those whose less likely nodes were trimmed away.
+    """
 
     rounds: int = 0  # decode rounds, plain ones too
     drafted: int = 0  # D: nodes proposed
@@ -165,6 +169,9 @@ class SpeculationStats:
     level_first: tuple[int, ...] = ()  # ... and its first-tried child accepted; sums to `first_accepted`
     level_accepted: tuple[int, ...] = ()  # ... or any child
     ranks: tuple[int, ...] = ()  # [k]: accepted children that were tried after k siblings
+    first_hits: int = 0  # of all rounds: first-tried children accepted
+    tries: tuple[int, ...] = ()  # ... [j]: whose level j was tested
+    hits: tuple[int, ...] = ()  # ... and any child accepted
 
     def __add__(self, other: SpeculationStats) -> SpeculationStats:
         return SpeculationStats(
@@ -181,6 +188,9 @@ class SpeculationStats:
             level_first=_sum(self.level_first, other.level_first),
             level_accepted=_sum(self.level_accepted, other.level_accepted),
             ranks=_sum(self.ranks, other.ranks),
+            first_hits=self.first_hits + other.first_hits,
+            tries=_sum(self.tries, other.tries),
+            hits=_sum(self.hits, other.hits),
         )
 
     @property
@@ -190,8 +200,17 @@ class SpeculationStats:
 
     @property
     def alpha(self) -> float | None:
-        """Share of first-tried children accepted among those tested; None when none was tested."""
+        """Share of first-tried children accepted among those tested; None when none was tested.
+
+        It does not depend on trimming, so it judges a drafter. Of one request there may be too few rounds.
+        """
         return self.first_accepted / self.tested if self.tested else None
+
+    @property
+    def acceptance(self) -> float | None:
+        """What `alpha` is, of all rounds: how one request went. Trimming, which leaves the likelier, raises
+        it."""
+        return self.first_hits / sum(self.tries) if self.tries else None
 
 
 NO_STATS = SpeculationStats()
@@ -333,9 +352,10 @@ class Finished:
         """Its acceptance, where that means something: after 32 tested tokens, or once its breaker opened.
 
         That takes 16 rounds, of which most test one token: without these the lower peak would be missing.
+        Of all its rounds, as hardly one in 16 was not trimmed.
         """
-        known = self.stats.tested >= MEANINGFUL or self.fallback == "low_acceptance"
-        return self.stats.alpha if known else None
+        known = sum(self.stats.tries) >= MEANINGFUL or self.fallback == "low_acceptance"
+        return self.stats.acceptance if known else None
 
     @property
     def per_token_s(self) -> float | None:
@@ -390,6 +410,7 @@ class StepReport:
     traced: tuple[Traced, ...] = ()
     target_reuse: Reuse = Reuse()  # of this step
     draft_reuse: Reuse = Reuse()
+    trimmed_nodes: int = 0  # drafted, but not worth verifying in this batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def test_text_with_an_actor_call() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "bench engine measures the draft link only: add --link"),
+        (["--dataset", "none.jsonl"], "gammaray: cannot read data set 'none.jsonl': No such file"),
         (["--link", "--tokens", 31], "31 tokens for 32 sequences: give --tokens between --batch and"),
         (["--link", "--tokens", 65, "--batch", 1], "each draft holds 1 to 64 tokens"),
         (["--link", "--repeats", 0], "Invalid value"),

@@ -90,6 +90,16 @@ def test_a_small_model_can_draft(model: str) -> None:
     assert report["speculative"]["alpha"] == 1.0  # it drafts for itself
 
 
+@pytest.mark.parametrize("drafter", ["suffix", "recycle", "lookahead", "layer_exit:1", "ngram+recycle"])
+def test_methods_without_weights_draft_by_their_name(model: str, drafter: str) -> None:
+    shape = ["--gamma", "4", "--width", "2"]
+    arguments = ["--model", model, "--drafter", drafter, *shape, "--compare", "--json"]
+    code, out, _ = call("generate", "ab ab ab ab", *arguments, "--max-tokens", "40")
+    report = json.loads(out)
+    assert (code, report["equal"]) == (0, True)
+    assert report["speculative"]["alpha"] is not None, "it never drafted"
+
+
 def test_a_model_that_is_not_there_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="no-such-model"):
         call("generate", "ab", "--model", "no-such-model")

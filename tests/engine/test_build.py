@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.checkpoint import save_checkpoint
 from support.decoding import run
 
 from gammaray.config import Config, parse
-from gammaray.engine.build import build_engine
+from gammaray.engine.build import _continued, build_engine
 from gammaray.engine.drafters.model import ModelDrafter
+from gammaray.engine.drafters.ngram import NgramDrafter
 from gammaray.engine.loading import load_runner
 from gammaray.engine.local import Run, compare
 from gammaray.engine.validate import validate
@@ -157,6 +159,16 @@ def test_a_tenant_that_no_request_can_reach_is_a_finding(folder: Path) -> None:
 def test_a_pool_that_does_not_fit_into_memory_is_a_config_error(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no memory for a KV pool of 10000000000000 blocks"):
         build_engine(config(folder, kv={"num_blocks": 10**13}))
+
+
+def test_an_engine_is_asynchronous_if_its_configuration_says_so(folder: Path) -> None:
+    assert build_engine(config(folder, asynchronous=True)).options.asynchronous
+    assert not build_engine(config(folder)).options.asynchronous
+
+
+def test_recorded_passes_leave_what_any_drafter_continues() -> None:
+    heads = [SimpleNamespace(layers=(3, 1)), NgramDrafter(), SimpleNamespace(layers=(1, 0))]
+    assert _continued(heads) == [0, 1, 3]  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_not_there_is_called_so() -> None:

@@ -52,14 +52,16 @@ class Again:
         return replay
 
 
-def two_runners(model: PreTrainedModel, sizes: Sequence[StepSizes]) -> tuple[ModelRunner, ModelRunner, Again]:
+def two_runners(
+    model: PreTrainedModel, sizes: Sequence[StepSizes], layers: Sequence[int] = ()
+) -> tuple[ModelRunner, ModelRunner, Again]:
     """Of the same weights, with pools full of NaN; the second one has recorded passes."""
     plain, padded = (load_runner(model, "float32", BLOCK_SIZE, BLOCKS, device="cpu") for _ in range(2))
     for runner in (plain, padded):
         for pool in (x for pair in runner._pool.layers for x in pair):
             pool.fill_(float("nan"))
     capture = Again()
-    padded.record(sizes, capture)
+    padded.record(sizes, capture, layers)
     return plain, padded, capture
 
 
@@ -121,10 +123,10 @@ def test_replays_read_and_write_the_same_memory() -> None:
     """Catches a tensor that is made anew, where a graph would go on with the old one's address."""
     seen: dict[StepSizes, set[tuple[int, ...]]] = {size: set() for size in SIZES}
 
-    def forward(step: Step) -> Tensor:
+    def forward(step: Step) -> list[Tensor]:
         tensors = (step.input_ids, step.wanted, *(getattr(step.paged, name) for name in step.paged.__slots__))
         seen[step.sizes].add(tuple(x.data_ptr() for x in tensors))
-        return step.input_ids[step.wanted, None].float()
+        return [step.input_ids[step.wanted, None].float(), step.paged.positions[:, None].float()]
 
     def step(*ids: int) -> Step:
         return pack([Row(ids, 0, [1, 2], logits=len(ids))], BLOCK_SIZE)
@@ -132,8 +134,8 @@ def test_replays_read_and_write_the_same_memory() -> None:
     graphs = Graphs(forward, SIZES, step(0), torch.device("cpu"), 99, Again())
     outputs = [graphs.run(step(*ids), size) for ids in ((1, 2), (3,), (4, 5, 6)) for size in SIZES]
     assert all(len(addresses) == 1 for addresses in seen.values())
-    assert len({output.data_ptr() for output in outputs}) == 1
-    assert outputs[-1].flatten().tolist() == [4, 5, 6]
+    assert len({tuple(part.data_ptr() for part in output) for output in outputs}) == 1
+    assert [part.flatten().tolist() for part in outputs[-1]] == [[4, 5, 6], [0, 1, 2]]
 
 
 def test_what_a_caller_was_given_stays() -> None:
@@ -143,6 +145,38 @@ def test_what_a_caller_was_given_stays() -> None:
     kept = first.clone()
     padded.forward([Row([4, 5, 6], 0, [2])])
     assert torch.equal(first, kept) and capture.replays == [3, 3]
+
+
+@pytest.mark.parametrize("layers", [(0, 1, 3), (1, 3), (3, 0)])
+@pytest.mark.parametrize("name", MODELS)
+def test_replayed_passes_leave_the_hidden_states_of_all_tokens(name: str, layers: tuple[int, ...]) -> None:
+    """Catches an engine with a head drafter that runs without graphs, states of the wrong layer, and those of
+    padding or of an earlier step."""
+    plain, padded, capture = two_runners(MODELS[name](), SIZES, (0, 1, 3))
+    rng = random.Random(2)
+    for length in (3, 7, 2, 1):
+        ids = [rng.randrange(32) for _ in range(length)]
+        rows = [Row(ids, 0, [5, 2, 11], [4, 4], [-1, 0]), Row([7], 0, [9])]
+        expected, found = (runner.forward_features(rows, layers) for runner in (plain, padded))
+        assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+        assert found[1].shape == (length + 3, len(layers) * 32)
+        equal(plain, padded, rows)  # nobody asked for states, and the same graph is replayed
+    assert capture.replays == [2, 2, 0, 0, 2, 2, 3, 3] and capture.recorded == len(SIZES)
+
+
+def test_states_of_other_layers_are_had_without_a_graph() -> None:
+    plain, padded, capture = two_runners(tiny_llama(), SIZES, (0, 3))
+    rows = [Row([1, 2, 3], 0, [1])]
+    expected, found = (runner.forward_features(rows, (0, 2)) for runner in (plain, padded))
+    assert torch.equal(expected[1], found[1]) and not capture.replays
+
+
+def test_kept_states_outlive_the_next_replay() -> None:
+    _, padded, _ = two_runners(tiny_llama(), SIZES, (2,))
+    _, first = padded.forward_features([Row([1, 2, 3], 0, [1])], (2,))
+    kept = first.clone()
+    padded.forward_features([Row([4, 5, 6], 0, [2])], (2,))
+    assert torch.equal(first, kept)
 
 
 def test_the_smallest_bucket_is_chosen() -> None:

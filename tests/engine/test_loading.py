@@ -265,7 +265,7 @@ def folders(cache: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def smollm2() -> PreTrainedModel:
-    return loading._load(MODEL, torch.float32)
+    return loading.load_model(MODEL, torch.float32)
 
 
 @pytest.mark.smollm2

@@ -36,11 +36,17 @@ def test_a_batch_of_everything_equals_plain_decoding(
 
 
 @settings(max_examples=60)
-@given(batch=requests, aborted=st.sets(st.integers(0, 4)), at=st.integers(0, 12), off=st.integers(0, 12))
+@given(
+    batch=requests,
+    aborted=st.sets(st.integers(0, 4)),
+    at=st.integers(0, 12),
+    off=st.integers(0, 12),
+    asynchronous=st.booleans(),
+)
 def test_aborts_and_switching_speculation_off_and_on_change_no_text(
-    batch: list[GenerateRequest], aborted: set[int], at: int, off: int
+    batch: list[GenerateRequest], aborted: set[int], at: int, off: int, asynchronous: bool
 ) -> None:
-    served = engine(blocks=24)
+    served = engine(blocks=24, asynchronous=asynchronous)
     driver = Driver(served)
     driver.submit(batch)
     for step in range(40):

@@ -1,5 +1,6 @@
 """Speculative = plain for every registered drafter, as it is built from a configuration: greedy and seeded,
-chains and trees, with and without trimming, alone and mixed in one batch. Float32, with the state oracle on.
+chains and trees, with and without trimming, alone and mixed in one batch, drafting before the target verifies
+and beside it. Float32, with the state oracle on.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from support.decoding import Outcome, run
+from support.decoding import Driver, Outcome, run
 from support.registered import EOS, FORMS, VOCAB, configuration
 from support.tape import Letters
 
@@ -33,8 +34,16 @@ class World:
     drafters: Mapping[str, Drafter]
     known: dict[GenerateRequest, dict[tuple[str, int], Outcome]] = field(default_factory=dict)
 
-    def engine(self, budget: int = 48, trims: bool = False, prefix_cache: bool = True) -> Engine:
-        options = EngineOptions(max_batch=4, token_budget=budget, oracle=True, prefix_cache=prefix_cache)
+    def engine(
+        self, budget: int = 48, trims: bool = False, prefix_cache: bool = True, asynchronous: bool = False
+    ) -> Engine:
+        options = EngineOptions(
+            max_batch=4,
+            token_budget=budget,
+            oracle=True,
+            prefix_cache=prefix_cache,
+            asynchronous=asynchronous,
+        )
         profile = STEEP if trims else None
         return Engine(self.target, Letters(), [EOS], self.drafters, options, profile=profile)
 
@@ -77,7 +86,11 @@ def test_each_drafter_alone_is_accepted_and_changes_nothing(world: World, method
         for gamma, width, temperature in ((1, 1, 0.0), (4, 1, 0.0), (4, 1, 1.0), (3, 4, 0.0), (4, 3, 1.0)):
             for seed in (1, 2, 3):
                 asked = request("r", form, gamma, width, temperature, seed)
-                (found,) = run(world.engine(trims=trims), [asked]).values()
+                driver = Driver(world.engine(trims=trims, asynchronous=seed == 3))
+                driver.submit([asked])
+                driver.finish()
+                assert not any(report.drafter_failures for report in driver.reports), form
+                (found,) = driver.outcomes.values()
                 (expected,) = world.plainly(asked).values()
                 assert (found.ids, found.finish) == (expected.ids, expected.finish), (form, asked)
                 assert found.stats is not None
@@ -85,10 +98,10 @@ def test_each_drafter_alone_is_accepted_and_changes_nothing(world: World, method
         assert accepted > 0, form  # else equality would say nothing
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, phases=(Phase.reuse, Phase.generate))  # to shrink takes minutes
 @given(data=st.data())
 def test_all_drafters_in_one_batch_change_nothing(world: World, data: st.DataObject) -> None:
-    """Any mix, with chunked prefill, shared prefixes, n = 2 and plain requests between."""
+    """Any mix, with chunked prefill, shared prefixes, n = 2, aborts, and plain requests between."""
     names = st.sampled_from([None, *world.drafters])
     prompts = st.lists(st.integers(0, 2), min_size=1, max_size=20).map(tuple)
     count = data.draw(st.integers(1, 5))
@@ -109,11 +122,23 @@ def test_all_drafters_in_one_batch_change_nothing(world: World, data: st.DataObj
     ]
     batch = [one if one.plan.drafter else replace(one, plan=PLAIN) for one in batch]
     budget, cache = data.draw(st.sampled_from([8, 16, 48])), data.draw(st.booleans())
-    engine = world.engine(budget, trims=data.draw(st.booleans()), prefix_cache=cache)
-    outcomes = run(engine, batch)
+    engine = world.engine(budget, data.draw(st.booleans()), cache, asynchronous=data.draw(st.booleans()))
+    steps, aborted = data.draw(st.integers(1, 12)), data.draw(st.sets(st.integers(0, count - 1)))
+    driver = Driver(engine)  # from here on nothing is drawn: that may end an example, and leave its states
+    driver.submit(batch)
+    for _ in range(steps):
+        if not engine.idle:
+            driver.step()
+    for rid in aborted:
+        engine.abort(str(rid))  # perhaps between the beginning of its draft and the end
+    driver.finish()
+    outcomes = driver.outcomes
+    assert not any(report.drafter_failures for report in driver.reports)  # a guard would hide them
     for one in batch:
         for key, expected in world.plainly(one).items():
-            assert outcomes[key].ids == expected.ids, one
+            found = outcomes[key].ids
+            whole = outcomes[key].finish != "abort"
+            assert found == (expected.ids if whole else expected.ids[: len(found)]), one
     assert engine.cache.pool.used == 0
     for name, drafter in world.drafters.items():
         for key in outcomes:

@@ -24,7 +24,7 @@ def test_the_profile_of_a_simulated_device_is_its_cost_table() -> None:
 
 def test_it_feeds_no_more_than_the_pool_holds() -> None:
     clock = SimClock()
-    assert measure(device(clock, blocks=3), 256, clock).points[-1][0] == 12
+    assert measure(device(clock, blocks=3), 256, clock).points[-1][0] == 9
 
 
 def test_a_larger_batch_that_was_faster_shows_that_the_smaller_was_disturbed() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from support.tape import Letters
 
+from gammaray.engine.breaker import Trial
 from gammaray.engine.depth import allowed_shape, reserved_slots, share_depth
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.scheduler import PATIENCE, Schedule, Scheduler
@@ -113,6 +114,22 @@ def test_a_hot_request_of_which_nothing_is_known_begins_with_one_level(
     one = sequence("r", 4, plan=plan)
     sampling = replace(one.request.sampling, temperature=temperature)
     one.request = replace(one.request, sampling=sampling, forecast=Forecast(alpha=alpha))
+    assert allowed_shape(one, POLICY)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("accepted", "extra_s", "adaptive", "expected"),
+    [(16, 0.1, True, 6), (8, 0.1, True, 4), (4, 0.1, True, 2), (4, 0.1, False, 6), (4, 0.9, True, 0)],
+)
+def test_the_last_16_rounds_are_one_of_its_limits(
+    accepted: int, extra_s: float, adaptive: bool, expected: int
+) -> None:
+    """0: little was accepted, and it cost more than it saved."""
+    one = sequence("r", 4, plan=SpeculationPlan("x", 6, adaptive=adaptive))
+    one.request = replace(one.request, forecast=Forecast(alpha=0.5))
+    for number in range(16):
+        took = int(number < accepted)
+        one.breaker.add(Trial(1, took, 1 + took, 1.0, extra_s))
     assert allowed_shape(one, POLICY)[0] == expected
 
 

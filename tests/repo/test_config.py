@@ -25,6 +25,7 @@ target:
   max_batch: 4
   token_budget: 64
   max_waiting: 9
+  asynchronous: true
 drafters:
   lookup: {method: ngram, max_ngram: 3, min_ngram: 1}
   small: {method: model, model: other/model, dtype: bfloat16, draft_sampling: true}

@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from gammaray.config import parse
+from gammaray.drafter_config import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -61,6 +65,22 @@ def test_every_page_is_reachable_from_the_readme() -> None:
             seen.add(page)
             todo += [(page.parent / link.partition("#")[0]).resolve() for link in relative_links(page)]
     assert set(PAGES) - seen == set()
+
+
+def test_every_drafter_and_each_of_its_keys_is_documented() -> None:
+    """As settings that are accepted, which name every key, and in a table of what the keys mean."""
+    page = (ROOT / "docs" / "drafters.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    settings = {"target": {"model": "x"}} | yaml.safe_load(block)
+    shown = parse(settings, "docs/drafters.md").drafters.values()
+    assert {own.method for own in shown} == set(METHODS)
+    keys = {own.method: {name for name in type(own).model_fields if name != "version"} for own in shown}
+    assert {own.method: set(own.model_fields_set) for own in shown} == keys
+    rows = "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))
+    assert [key for own in shown for key in type(own).model_fields if f"`{key}`" not in rows] == [
+        "method"
+    ] * 12
+    assert all(f"| `{method}`" in page for method in METHODS)
 
 
 def test_decisions_are_short_and_have_their_parts() -> None:

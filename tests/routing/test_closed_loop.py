@@ -62,13 +62,14 @@ def plain() -> Loop:
 def test_requests_break_to_plain_at_their_16th_round(fallen: Loop) -> None:
     """Of those that began after the fall. The next round, a step later, does not draft for them any more."""
     broken = [
-        ended.stats.level_tested[0]
+        ended.stats.tries[0]
         for at, ended in fallen.finished
         if ended.fallback == "low_acceptance" and at - ended.total_s > FALLS_AT
     ]
     assert len(broken) > 10
     assert min(broken) == ROUNDS
-    assert sum(rounds == ROUNDS for rounds in broken) > len(broken) / 3  # others had luck in the first 16
+    # Others had luck in the first 16, or drafts so trimmed that they paid for a while.
+    assert sum(rounds == ROUNDS for rounds in broken) > len(broken) / 5
     ends = [at for at, _ in fallen.reports]
     assert max(after - before for before, after in pairwise(ends) if after < RECOVERS_AT) < 0.1
 

@@ -585,7 +585,7 @@ def test_a_tenant_that_comes_again_begins_anew() -> None:
     world.tick()
     ended = Finished(
         "bank", "default", "a", "on", False, "stop", None, 0, 10, 0, 99,
-        SpeculationStats(tested=50, first_accepted=5)
+        SpeculationStats(tested=50, first_accepted=5, tries=(50,), first_hits=5)
     )  # fmt: skip
     for tenants in (world.tenants, {}, world.tenants):
         world.control.employ(tenants, METHODS, world.now)

@@ -16,7 +16,7 @@ FLEET = usual([ORDINARY] * 9)  # 0.01 s queued, 0.1 s prefill, 20 rounds of 30 m
 
 def poor(rounds: int = 54, **changes: Any) -> Finished:
     """60 tokens at 30 ms a round, of which hardly any was drafted well."""
-    stats = SpeculationStats(rounds=rounds, emitted=60, tested=54, first_accepted=6)
+    stats = SpeculationStats(rounds=rounds, emitted=60, tries=(54,), first_hits=6)
     return finished(**{"stats": stats, "total_s": 0.11 + 0.03 * rounds} | changes)
 
 

@@ -21,7 +21,7 @@ KEY = ("chat", "default", "lookup")
 def week(chance: float, n: int = 400, tested: int = 100, request_class: str = "default") -> list[Finished]:
     rng = np.random.default_rng(int(1000 * chance))
     accepted = rng.binomial(tested, chance, n)
-    stats = [SpeculationStats(tested=tested, first_accepted=int(one)) for one in accepted]
+    stats = [SpeculationStats(tries=(tested,), first_hits=int(one)) for one in accepted]
     return [finished(stats=one, request_class=request_class) for one in stats]
 
 

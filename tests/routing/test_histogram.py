@@ -169,8 +169,8 @@ def test_nothing_has_no_peak_and_no_quantile() -> None:
 def test_only_requests_with_enough_tested_tokens_count_and_those_that_broke_before() -> None:
     """Without the latter the lower peak would be missing: a breaker opens after 16 rounds, that is about 18
     tested tokens at an acceptance of 0.12."""
-    stats = [SpeculationStats(tested=tested, first_accepted=tested // 2) for tested in (31, 32, 64, 0)]
+    stats = [SpeculationStats(tries=(tested,), first_hits=tested // 2) for tested in (31, 32, 64, 0)]
     assert [finished(stats=one).alpha for one in stats] == [None, 0.5, 0.5, None]
-    broke = finished(fallback="low_acceptance", stats=SpeculationStats(tested=18, first_accepted=2))
+    broke = finished(fallback="low_acceptance", stats=SpeculationStats(tries=(18,), first_hits=2))
     assert broke.alpha == pytest.approx(2 / 18)
-    assert finished(fallback="kv", stats=SpeculationStats(tested=18, first_accepted=2)).alpha is None
+    assert finished(fallback="kv", stats=SpeculationStats(tries=(18,), first_hits=2)).alpha is None

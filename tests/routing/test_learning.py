@@ -55,7 +55,7 @@ def samples(requests: Iterable[Finished]) -> Samples:
 def one(alpha: float = 0.5, tested: int = 100, **changes: object) -> Finished:
     """A request of tenant-0."""
     given = finished(np.random.default_rng(0), 1, tenant="tenant-0", repeats=True, prior=None)
-    stats = SpeculationStats(tested=tested, first_accepted=round(alpha * tested))
+    stats = SpeculationStats(tries=(tested,), first_hits=round(alpha * tested))
     return replace(given, stats=stats, **changes)  # type: ignore[arg-type]
 
 
@@ -134,7 +134,7 @@ def test_a_predictor_needs_samples_and_time() -> None:
 def changed(request: Finished) -> Finished:
     """Of a world where what was accepted is not any more, and the other way round."""
     stats = request.stats
-    return replace(request, stats=replace(stats, first_accepted=stats.tested - stats.first_accepted))
+    return replace(request, stats=replace(stats, first_hits=sum(stats.tries) - stats.first_hits))
 
 
 def test_no_new_version_without_a_better_one() -> None:

@@ -31,7 +31,7 @@ def finished(
     """One request that ended, of 32 tested tokens at least."""
     tested = int(rng.integers(32, 400))
     alpha = rng.beta(SPREAD * MODES[mode], SPREAD * (1 - MODES[mode]))
-    stats = SpeculationStats(tested=tested, first_accepted=int(rng.binomial(tested, alpha)))
+    stats = SpeculationStats(tries=(tested,), first_hits=int(rng.binomial(tested, alpha)))
     ids = prompt(rng, repeats)
     known = features(ids, float(rng.choice([0.0, 0.7, 1.0])), "chat", "default", "lookup", prior)
     return Finished(

@@ -19,7 +19,7 @@ ORDINARY = Finished(
     prompt_tokens=200,
     cached_tokens=0,
     output_tokens=61,
-    stats=SpeculationStats(rounds=20, emitted=60, tested=80, first_accepted=48),
+    stats=SpeculationStats(rounds=20, emitted=60, tested=80, first_accepted=48, first_hits=48, tries=(80,)),
     queued_s=0.01,
     first_s=0.11,
     total_s=0.71,

@@ -33,6 +33,7 @@ def engine(
     prefix_cache: bool = True,
     decoder: TextDecoder = LETTERS,
     profile: StepProfile | None = None,
+    asynchronous: bool = False,
 ) -> Engine:
     """With a drafter of each kind, and the state oracle on."""
 
@@ -53,7 +54,11 @@ def engine(
             "ahead-sampled": AheadDrafter(drafter_model(0.5), draft_sampling=True),
         },
         options=EngineOptions(
-            max_batch=max_batch, token_budget=budget, prefix_cache=prefix_cache, oracle=True
+            max_batch=max_batch,
+            token_budget=budget,
+            prefix_cache=prefix_cache,
+            asynchronous=asynchronous,
+            oracle=True,
         ),
         grammars=Cycles(VOCAB, EOS),  # type: ignore[arg-type]
         profile=profile,
@@ -118,6 +123,7 @@ sizes = st.fixed_dictionaries(
         "max_batch": st.integers(1, 8),
         "budget": st.sampled_from([8, 24, 64]),
         "prefix_cache": st.booleans(),
+        "asynchronous": st.booleans(),
     }
 )
 

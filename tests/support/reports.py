@@ -31,6 +31,9 @@ STATS = SpeculationStats(
     level_first=(12, 8, 4),
     level_accepted=(14, 9, 7),
     ranks=(24, 6),
+    first_hits=24,
+    tries=(20, 12, 8),
+    hits=(14, 9, 7),
 )
 ENDED = finished(
     reason="stop",
@@ -59,6 +62,7 @@ EMPTY = StepReport(
     verify_s=0.01,
     schedule_s=0.0005,
     commit_s=0.0015,
+    trimmed_nodes=5,
     target_reuse=Reuse(80, 60),
     draft_reuse=Reuse(40, 10),
 )

@@ -54,7 +54,7 @@ def test_the_engine_as_a_whole() -> None:
     replica = Replica()
     for _ in range(3):
         replica.recorder.record(EMPTY)
-    told = (1, 64, 1, 2, 1)  # in the order of names.ENGINE
+    told = (1, 64, 1, 2, 1, 5)  # in the order of names.ENGINE
     assert [replica.value(metric) for metric in names.ENGINE] == [3 * once for once in told]
     phases = {"draft": 0.002, "verify": 0.01, "schedule": 0.0005, "state": 0.0015}
     for phase, seconds in phases.items():
@@ -119,7 +119,7 @@ def test_a_prompt_of_several_sequences_counts_once() -> None:
 def test_what_says_nothing_stays_out_of_histograms() -> None:
     """Too few tested tokens, no draft, a single token, none at all."""
     replica = Replica()
-    few = replace(ENDED, stats=replace(STATS, tested=31, first_accepted=31))
+    few = replace(ENDED, stats=replace(STATS, tries=(31,), first_hits=31))
     plain = replace(ENDED, stats=SpeculationStats(rounds=9, emitted=9), output_tokens=1, quality=None)
     replica.recorder.record(step(finished=(few, plain, replace(plain, output_tokens=0))))
     text = replica.meters.text()
