@@ -52,6 +52,8 @@ class OracleDrafter:
     and each position is tested once, so acceptance is independent from level to level and every run repeats.
     A level of all trees together takes `level_s` on `clock`. Like every drafter of the engine's own process
     it answers whatever the deadline. `beside`: it has a device of its own, which works from `begin` on.
+    `spread`: it tells a confidence, the rate of its rank times up to 1 +- spread, and is right as often as it
+    says; None: it tells none.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Audited:
         found = ended.quality
         if found is None or found.tokens < 1 or not (isfinite(found.kl) and isfinite(found.perplexity)):
             return  # no mean would recover from a nan; the gate sees it
-        accepted = nan if ended.stats.alpha is None else ended.stats.alpha
+        accepted = nan if ended.stats.acceptance is None else ended.stats.acceptance
         self._texts.setdefault(ended.key, deque(maxlen=KEPT)).append((accepted, found))
 
     def keep(self, places: Collection[tuple[str, str]]) -> None:

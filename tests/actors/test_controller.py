@@ -178,7 +178,7 @@ def test_a_policy_has_the_weights_of_live_tenants(case: Case) -> None:
 
 
 def test_a_tenant_that_is_added_again_has_no_prior_of_the_one_before(case: Case) -> None:
-    stats = SpeculationStats(rounds=40, emitted=80, tested=100, first_accepted=90)
+    stats = SpeculationStats(rounds=40, emitted=80, tries=(100,), first_hits=90)
     ended = Finished("shop", "default", "lookup", "on", False, "stop", None, 0, 9, 0, 80, stats)
     case.tick(dataclasses.replace(case.fallen_back("shop", 0.0), finished=(ended,) * LEAST))
     key = ("shop", "default", "lookup")
@@ -241,7 +241,7 @@ def test_replicas_are_seen_until_they_are_silent(case: Case) -> None:
 def test_the_overview_tells_versions_and_what_audits_found(case: Case) -> None:
     texts = [
         finished(
-            tenant="bank", quality=Quality(100, kl, 8.0), stats=SpeculationStats(tested=10, first_accepted=n)
+            tenant="bank", quality=Quality(100, kl, 8.0), stats=SpeculationStats(tries=(10,), first_hits=n)
         )
         for kl, n in ((0.01, 8), (0.03, 2))
     ]
@@ -343,7 +343,7 @@ def test_the_weekly_health_job_alarms_and_remembers_the_week_before_over_a_kill(
 
     def week(alpha: float) -> list[dict[str, str]]:
         for _ in range(2):
-            stats = SpeculationStats(rounds=50, emitted=90, tested=100, first_accepted=round(100 * alpha))
+            stats = SpeculationStats(rounds=50, emitted=90, tries=(100,), first_hits=round(100 * alpha))
             ended = tuple(finished(tenant="bank", stats=stats) for _ in range(150))
             number = next(case.numbers)
             case.tick(Window("r", number, (), np.zeros((0, WIDTH)), finished=ended))

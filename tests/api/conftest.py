@@ -69,7 +69,8 @@ class FakeEngine:
     def _chunk(self, request: GenerateRequest, sequence: int, number: int, text: str) -> TokenChunk:
         last = number == len(self.rounds) - 1
         first = 2 * number
-        stats = SpeculationStats(3, 12, 10, 3, 6, 6, 3, lengths=(0, 1, 1, 1)) if last else None
+        counts = {"lengths": (0, 1, 1, 1), "tries": (6,), "first_hits": 3}
+        stats = SpeculationStats(3, 12, 10, 3, 6, 6, 3, **counts) if last else None
         return TokenChunk(
             request.request_id,
             sequence,

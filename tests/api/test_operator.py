@@ -230,7 +230,7 @@ async def test_what_the_heat_map_suggests_becomes_a_class(house: House, ops) -> 
 
 
 def finished(prompt_tokens: int, accepted: int) -> Finished:
-    stats = SpeculationStats(rounds=30, tested=100, first_accepted=accepted)
+    stats = SpeculationStats(rounds=30, tries=(100,), first_hits=accepted)
     key = {"tenant": "bank", "request_class": "default", "drafter": "lookup"}
     return Finished(
         **key,

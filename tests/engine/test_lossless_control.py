@@ -187,7 +187,8 @@ def check_stats(stats: SpeculationStats) -> None:
     assert sum(k * rounds for k, rounds in enumerate(stats.lengths)) == stats.emitted
     assert sum(stats.level_tested) == stats.tested
     assert sum(stats.level_first) == stats.first_accepted <= stats.tested
-    assert sum(stats.ranks) == sum(stats.level_accepted) >= stats.accepted
+    assert sum(stats.ranks) == sum(stats.level_accepted) <= sum(stats.hits)
+    assert stats.first_hits <= sum(stats.hits) and stats.accepted <= sum(stats.hits) <= sum(stats.tries)
     assert stats.accepted <= stats.verified <= stats.drafted
     assert stats.levels <= stats.verified
 

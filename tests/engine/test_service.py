@@ -103,8 +103,8 @@ def test_a_commit_that_raises_leaves_nobody_waiting(service: AsyncEngine) -> Non
     engine = service._engine
     advance, calls = engine._advance_draft, []
 
-    def fail(sequence: object, kept: int) -> None:
-        calls.append(sequence)
+    def fail(part: object, done: object, kept: int) -> None:
+        calls.append(part)
         raise RuntimeError("no")
 
     engine._advance_draft = fail  # type: ignore[method-assign]

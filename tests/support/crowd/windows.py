@@ -167,6 +167,7 @@ def _finished(tick: Tick, which: Ints, names: Sequence[str], per_token_s: Floats
         stats = SpeculationStats(
             rounds + plain, drafted, drafted, accepted, tokens, tested, accepted, drafted, emitted,
             tuple(levels[0]), tuple(levels[1]), tuple(levels[1]), (accepted,),
+            accepted, tuple(levels[0]), tuple(levels[1]),
         )  # fmt: skip
         found.append(Finished(
             names[tenant], CLASS, DRAFTER if planned else None, "on", False, "length",
