@@ -65,7 +65,7 @@ class GuardedDrafter:
 
     def accepts(self, tree: DraftTree, depth: int, width: int, vocab_size: int) -> bool:
         """Whether it gave what was asked for; what is no tree at all is a failure."""
-        return self._guard(lambda: well_formed(tree, depth, width, vocab_size), False)
+        return self._guard(lambda: len(tree) > 0 and well_formed(tree, depth, width, vocab_size), False)
 
     def trouble(self, rid: str) -> Cause | None:
         """Why `rid` has no draft in this round, if it should have one."""
@@ -161,7 +161,7 @@ def _take(
     done: Drafts, drafter: GuardedDrafter, part: Slice, tree: DraftTree | None, vocab_size: int
 ) -> None:
     rid = part.sequence.rid
-    if tree and drafter.accepts(tree, part.depth, part.width, vocab_size):
+    if tree is not None and drafter.accepts(tree, part.depth, part.width, vocab_size):
         done.trees[rid] = tree
     elif trouble := drafter.trouble(rid):
         done.troubles[rid] = trouble

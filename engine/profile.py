@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gammaray.engine.batch import Row
 
-REPEATS = 2  # the faster one counts: what disturbed the other is not the device
+REPEATS = 3  # the fastest one counts: what disturbed the others is not the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def measure(
     target.forward(_firsts(target, most, rows))  # also does what only the first pass does
     wait()
     timed = partial(_timed, target, clock=clock, wait=wait)
-    seconds = [min(timed(_rows(target, size, rows)) for _ in range(repeats)) for size in sizes]
+    rounds = [[timed(_rows(target, size, rows)) for size in sizes] for _ in range(repeats)]
+    seconds = [min(times) for times in zip(*rounds, strict=True)]  # apart in time: disturbances last
     undisturbed = [*accumulate(reversed(seconds), min)][::-1]
     return StepProfile(tuple(zip(sizes, undisturbed, strict=True)), stepped=bool(padded))
 

@@ -17,6 +17,8 @@ from gammaray.engine.trim import Draft, Load, trim
 from gammaray.engine.verifier import Verdict
 from gammaray.types import SpeculationPlan
 
+CHEAP = 1.5  # times a step without any draft: so much may one take in which all drafts are verified whole
+
 
 @dataclass(slots=True)
 class Trimmed:
@@ -85,6 +87,7 @@ class Trimmer:
             known.learn(sequence.pace.rates, tree, verdict)
 
     def _drafts(self, slices: Sequence[Slice], trees: Mapping[str, DraftTree]) -> Iterator[_Drafted]:
+        cheap = self._growth(_load(slices, 0.0), sum(map(len, trees.values()))) <= CHEAP
         by_drafter: dict[str, list[tuple[Seq, DraftTree]]] = defaultdict(list)
         for part in slices:
             if tree := trees.get(part.sequence.rid):
@@ -95,8 +98,8 @@ class Trimmer:
             accepted = iter(known.curve([value for own in said for value in own]))  # one call for all
             for sequence, tree in pairs:
                 open_, own = trims(sequence.request.plan), [next(accepted) for _ in tree.tokens]
-                survey = open_ and sequence.pace.survey(sequence.rid)
-                fixed = survey or not open_
+                survey = open_ and sequence.pace.survey(sequence.rid, cheap)
+                fixed = survey or not open_ or tree.whole
                 expected = _expected(known, sequence, tree) if _is_sampled(sequence, tree) else None
                 draft = Draft(tree.parents, survival(tree.parents, own), fixed, expected)
                 yield _Drafted(sequence, tree, draft, survey)
@@ -129,9 +132,13 @@ class Trimmer:
 
     def _costs_nothing(self, load: Load, drafted: Sequence[_Drafted]) -> bool:
         """Whether the step takes no longer with all nodes, so that all are kept, whatever they are worth."""
+        return self._growth(load, sum(len(one.tree) for one in drafted)) <= 1
+
+    def _growth(self, load: Load, nodes: int) -> float:
+        """How many times as long a step takes with so many nodes as without any."""
         fed = load.requests + load.prefill
-        least, most = self.profile.column(np.array([fed, fed + sum(len(one.tree) for one in drafted)]))
-        return bool(most <= least)
+        least, most = self.profile.column(np.array([fed, fed + nodes]))
+        return float(most / least) if least > 0 else 1.0 + float(most)
 
 
 def _expected(known: Knowledge, sequence: Seq, tree: DraftTree) -> list[float]:

@@ -58,6 +58,7 @@ class DraftTree:
     q_ids: torch.Tensor | None = None  # [K, S] int64, S <= 64
     q_probs: torch.Tensor | None = None  # [K, S] float32, rows sum to 1; 0 pads
     confidence: tuple[float, ...] | None = None  # per node; never looks at a sampled token
+    whole: bool = False  # not to be trimmed: its drafter learns from what the target says behind each node
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -58,7 +58,7 @@ class CompositeDrafter:
             drafts = [
                 tree
                 for part, by_rid in zip(self._parts, found, strict=True)
-                if (tree := by_rid.get(view.rid)) and self._accepts(part, tree, self._share(view))
+                if (tree := by_rid.get(view.rid)) is not None and self._accepts(part, tree, self._share(view))
             ]
             if drafts:
                 trees[view.rid] = merge(drafts, view.nodes)
@@ -156,6 +156,7 @@ def merge(trees: Sequence[DraftTree], nodes: int) -> DraftTree:
         tokens=tuple(path[-1] for path in chosen),
         parents=tuple(place[path[:-1]] for path in chosen),
         confidence=tuple(found[path] for path in chosen) if told else None,
+        whole=any(tree.whole for tree in trees),
     )
 
 

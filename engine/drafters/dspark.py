@@ -46,6 +46,7 @@ class _State:
     tokens: list[int]
     table: BlockTable
     waiting: list[Tensor] = field(default_factory=list)  # [n, F] each
+    begun: bool = False  # the target has told something of it; until then it waits for a place there
 
 
 class DsparkDrafter:
@@ -84,6 +85,9 @@ class DsparkDrafter:
     def commit(self, rid: str, tokens: Sequence[int], features: Tensor | None = None) -> None:
         if (state := self._states.get(rid)) is None or features is None:
             return
+        if not state.begun:
+            self.cache.count_reuse(state.table)
+            state.begun = True
         state.tokens.extend(tokens)
         state.waiting.append(features)
         if sum(map(len, state.waiting)) >= WAITING_TOKENS:
@@ -93,7 +97,6 @@ class DsparkDrafter:
         self.release(rid)
         table = BlockTable(salt=salt)
         self.cache.attach(table, tokens)
-        self.cache.count_reuse(table)
         self._states[rid] = _State(list(tokens[: table.computed + 1]), table)
 
     def release(self, rid: str) -> None:

@@ -9,7 +9,7 @@ its next token. One of N tokens is an n-gram for the pool; what follows the last
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
@@ -118,7 +118,7 @@ class LookaheadDrafter:
         for view in ticket.views:
             text = self._texts.get(view.rid)
             if text and len(text.tokens) == view.length and (branches := text.branches(view)):
-                trees[view.rid] = merge(branches)
+                trees[view.rid] = replace(merge(branches), whole=self._size.columns(view) > 0)
         return trees
 
     def observe(self, rid: str, tree: DraftTree | None, likeliest: torch.Tensor) -> None:

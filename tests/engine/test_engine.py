@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -212,6 +213,7 @@ BROKEN = {
     "a negative token": DraftTree((-1,), (-1,)),
     "a token twice in q": sampled([[1, 1, 2]], [[0.3, 0.3, 0.4]]),
     "a q that is none": sampled([[1, 2]], [[0.3, 0.3]]),
+    "no tree at all, nor true or false": cast(DraftTree, torch.ones(3)),
 }
 
 

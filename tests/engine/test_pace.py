@@ -44,9 +44,23 @@ def test_one_draft_in_sixteen_is_a_survey_and_not_all_sequences_at_once() -> Non
     rounds = []
     for rid in range(64):
         pace = Pace()
-        rounds.append([pace.survey(f"request-{rid}/0") for _ in range(3 * SURVEY)])
+        rounds.append([pace.survey(f"request-{rid}/0", cheap=False) for _ in range(3 * SURVEY)])
     assert all(sum(one) == 3 for one in rounds)
     assert max(map(sum, zip(*rounds, strict=True))) < 16
+
+
+@pytest.mark.parametrize("cheap", [False, True])
+def test_after_a_rest_a_draft_is_verified_whole_where_there_is_room(cheap: bool) -> None:
+    """The bug: a drafter that is poor at first, as it learns from the text, is never tested again."""
+    pace = Pace()
+    surveys = []
+    for step in range(100):
+        if not pace.rest:
+            surveys.append(pace.survey("a/0", cheap))
+            if not surveys[-1]:
+                pace.trimmed(False, step)
+        pace.end_round()
+    assert surveys[:7] == [False] * 4 + [cheap, False, cheap]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.1, 9)), min_size=1, max_size=16))

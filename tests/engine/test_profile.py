@@ -30,7 +30,7 @@ def test_it_feeds_no_more_than_the_pool_holds() -> None:
 def test_a_larger_batch_that_was_faster_shows_that_the_smaller_was_disturbed() -> None:
     """SPS(B) is made non-increasing (math.md section 3)."""
     clock = SimClock()
-    disturbed = iter([0.0, 0.5, 0.5, 0.2, 0.2, 0.3, 0.3])
+    disturbed = iter([0.0, *[0.5, 0.2, 0.3] * 3])
 
     class Jitter:
         num_blocks, block_size, vocab_size = 16, 4, 16
@@ -41,9 +41,9 @@ def test_a_larger_batch_that_was_faster_shows_that_the_smaller_was_disturbed() -
     assert [s for _, s in measure(Jitter(), 4, clock).points] == pytest.approx([0.2, 0.2, 0.3])
 
 
-def test_the_faster_of_two_passes_counts() -> None:
+def test_the_fastest_pass_counts_and_a_disturbance_does_not_hit_all_of_a_size() -> None:
     clock = SimClock()
-    taken = iter([9.0, 0.3, 0.2, 0.4, 0.5])
+    taken = iter([9.0, 0.3, 0.5, 0.2, 0.4, 0.7, 0.8])
 
     class Disturbed:
         num_blocks, block_size, vocab_size = 16, 4, 16
