@@ -48,11 +48,8 @@ def parts(config: Config, drafter: Drafter) -> list[Drafter]:
 
 
 def is_light(config: Config, drafter: Drafter) -> bool:
-    """Whether it takes no memory of a GPU."""
-    return all(
-        part.method in WEIGHTLESS or (isinstance(part, LayerExitDrafter) and part.path is None)
-        for part in parts(config, drafter)
-    )
+    """Whether it computes nothing on a GPU."""
+    return all(part.method in WEIGHTLESS for part in parts(config, drafter))
 
 
 def size(config: Config, drafter: Drafter, tokens: int, known: Known) -> Size:

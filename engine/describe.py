@@ -31,8 +31,10 @@ def describe(name: str, config: Config, drafter: Drafter, target: ModelRunner) -
     if isinstance(drafter, Featured):
         layers = ", ".join(map(str, drafter.layers))
         return f"continues the target's hidden states behind {layers} of its {target.num_layers} layers"
+    if own.method == "lookahead":
+        return "proposes n-grams that the target makes up as it goes"
     if isinstance(drafter, Observing):
-        return f"proposes what the target thought likely, the best {drafter.top} tokens"
+        return f"proposes what the target thought likely, {drafter.top} tokens behind each"
     assert own.method in WEIGHTLESS
     return "proposes tokens of the context, so every vocabulary fits"
 

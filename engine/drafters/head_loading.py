@@ -30,8 +30,8 @@ def folder_of(model: str) -> Path:
         return Path(snapshot_download(place, allow_patterns=["*.json", "*.safetensors", "*.bin", "*.pt"]))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot load {model!r}: {type(error).__name__} (give a folder, or a Hugging Face id that is "
-            "downloaded already or can be)"
+            f"cannot load {model!r}: there is no such folder, and no such Hugging Face id is downloaded or "
+            f"can be ({type(error).__name__})"
         ) from error
 
 
@@ -39,6 +39,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json. Raises ConfigError."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} holds no checkpoint: it has no config.json") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {folder / 'config.json'}: {type(error).__name__}") from error
     if not isinstance(config, dict):
