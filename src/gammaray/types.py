@@ -210,7 +210,8 @@ class SpeculationStats:
     def acceptance(self) -> float | None:
         """What `alpha` is, of all rounds: how one request went. Trimming, which leaves the likelier, raises
         it."""
-        return self.first_hits / sum(self.tries) if self.tries else None
+        tested = sum(self.tries)
+        return self.first_hits / tested if tested else None
 
 
 NO_STATS = SpeculationStats()

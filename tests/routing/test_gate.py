@@ -18,7 +18,7 @@ KEY: Key = ("chat", "default", "head")
 
 
 def ended(quality: Quality | None = None, key: Key = KEY, tested: int = 100, accepted: int = 60) -> Finished:
-    stats = SpeculationStats(rounds=50, emitted=110, tested=tested, first_accepted=accepted)
+    stats = SpeculationStats(rounds=50, emitted=110, tries=(tested,), first_hits=accepted)
     tenant, request_class, drafter = key
     return finished(tenant=tenant, request_class=request_class, drafter=drafter, stats=stats, quality=quality)
 
