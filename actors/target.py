@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -21,8 +22,9 @@ from gammaray.actors.place import NODE, Place, cap_memory, check_place, leave_no
 from gammaray.actors.pool import Pool
 from gammaray.actors.reporter import Reporter, ReportingThread
 from gammaray.config import Config
+from gammaray.engine.discreet import described
 from gammaray.engine.threads import compute_with
-from gammaray.errors import ReplicaLost
+from gammaray.errors import EngineFailure, GammarayError, ReplicaLost
 from gammaray.routing.bulletin import Origin
 from gammaray.telemetry.replica import ReplicaTelemetry
 from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, StepReport, TokenChunk
@@ -30,6 +32,9 @@ from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, S
 if TYPE_CHECKING:
     from gammaray.actors.link.pool import Member
     from gammaray.engine.ranks import Seat
+
+
+log = logging.getLogger(__name__)
 
 
 class EngineService(Protocol):
@@ -170,9 +175,17 @@ class TargetReplica:
         return await self._engine.profile(steps, timeout_s)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        async with aclosing(self._engine.generate(request)) as stream:
-            async for chunk in stream:
-                yield chunk
+        """Serve writes the message of what is raised here into its logs and spans: only our own errors, which
+        hold no tokens, leave as they are."""
+        try:
+            async with aclosing(self._engine.generate(request)) as stream:
+                async for chunk in stream:
+                    yield chunk
+        except GammarayError:
+            raise
+        except Exception as error:
+            log.error("a stream failed (%s)\n%s", *described(error))
+            raise EngineFailure(f"the engine failed: {type(error).__name__}") from None
 
     def check_health(self) -> None:
         if self._fellows:
