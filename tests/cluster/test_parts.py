@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -35,6 +36,8 @@ class Engine:
         self.state = "ok"
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        if request.request_id == "odd":
+            raise RuntimeError("cannot verify token 4711")
         try:
             for position in range(5):
                 yield TokenChunk(request.request_id, 0, position, (1,), "x")
@@ -59,6 +62,17 @@ def replica(monkeypatch: pytest.MonkeyPatch) -> TargetReplica:
     monkeypatch.setattr(target, "session_folder", lambda: None)  # there is no session of Ray's
     config = parse({"target": {"model": "tiny"}, "controller": {"enabled": False}}, "test")
     return TargetReplica(config, lambda *_: Engine(), ReplicaSettings(threads=7, loopback=False))
+
+
+def test_what_an_unexpected_error_says_does_not_leave(replica: TargetReplica) -> None:
+    """Serve records it, with its causes, in spans."""
+
+    async def read() -> None:
+        await anext(replica.generate(GenerateRequest("odd", (1,))))
+
+    with pytest.raises(EngineFailure, match="the engine failed: RuntimeError") as failure:
+        asyncio.run(read())
+    assert "4711" not in "".join(traceback.format_exception(failure.value))
 
 
 @pytest.mark.parametrize("leave", ["finish", "close", "cancel"])
