@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 import logging
 import os
+import traceback
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
