@@ -9,7 +9,6 @@ from gammaray.cluster.checkpoint import Checkpoint
 from gammaray.config import Config
 from gammaray.drafter_config import (
     WEIGHTLESS,
-    CompositeDrafter,
     Drafter,
     LayerExitDrafter,
     ModelDrafter,
@@ -28,33 +27,26 @@ class Size:
 
 def models(config: Config, drafter: Drafter) -> Iterator[str]:
     """Checkpoints of whole models that a drafter computes with."""
-    for part in parts(config, drafter):
+    for part in config.parts(drafter):
         if isinstance(part, ModelDrafter):
             yield part.model
 
 
 def heads(config: Config, drafter: Drafter) -> Iterator[str]:
     """Checkpoints of what continues the target's own states."""
-    for part in parts(config, drafter):
+    for part in config.parts(drafter):
         if path := getattr(part, "path", None):
             yield path
 
 
-def parts(config: Config, drafter: Drafter) -> list[Drafter]:
-    """Of a composite; else the drafter itself."""
-    if isinstance(drafter, CompositeDrafter):
-        return [config.drafters[name] for name in drafter.drafters]
-    return [drafter]
-
-
 def is_light(config: Config, drafter: Drafter) -> bool:
     """Whether it computes nothing on a GPU."""
-    return all(part.method in WEIGHTLESS for part in parts(config, drafter))
+    return all(part.method in WEIGHTLESS for part in config.parts(drafter))
 
 
 def size(config: Config, drafter: Drafter, tokens: int, known: Known) -> Size:
     """Of one that is not a model. A part of a composite that is one is loaded here, too."""
-    found = [_size(config, part, tokens, known) for part in parts(config, drafter)]
+    found = [_size(config, part, tokens, known) for part in config.parts(drafter)]
     return Size(sum(one.weights for one in found), sum(one.kv for one in found))
 
 

@@ -33,7 +33,7 @@ class DraftDemand:
     tenant: str
     drafter: str
     method: str
-    light: bool  # takes no GPU memory of its own: always in the target's process
+    light: bool  # computes nothing on a GPU: always on the CPU of the target's process
     weights: int = 0  # bytes
     kv: int = 0  # bytes: for as many tokens as the target's
     wish: Literal["auto", "split", "same-gpu"] = "auto"

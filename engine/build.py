@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gammaray.config import Config
-from gammaray.drafter_config import WEIGHTLESS, CompositeDrafter
+from gammaray.drafter_config import WEIGHTLESS
 from gammaray.drafter_config import Drafter as DrafterConfig
 from gammaray.drafter_config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
@@ -158,13 +158,8 @@ def _beside(config: Config, pools: Pools) -> list[Footprint]:
     if device.type == "cpu":
         return []
     here = [own for name, own in config.drafters.items() if not _elsewhere(name, config, pools)]
-    found = (_footprint(part, config, device) for own in here for part in _parts(own, config))
+    found = (_footprint(part, config, device) for own in here for part in config.parts(own))
     return [one for one in found if one.weights]
-
-
-def _parts(own: DrafterConfig, config: Config) -> list[DrafterConfig]:
-    """A composite makes its parts anew."""
-    return [config.drafters[name] for name in own.drafters] if isinstance(own, CompositeDrafter) else [own]
 
 
 def _footprint(own: DrafterConfig, config: Config, device: torch.device) -> Footprint:

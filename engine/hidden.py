@@ -51,3 +51,9 @@ class Taps:
     def features(self) -> Tensor:
         """[T, len(layers) * H], layers in the order that was asked for."""
         return torch.cat([self._kept[layer] for layer in self.layers], -1)
+
+
+def of_layers(features: Tensor, known: Sequence[int], wanted: Sequence[int]) -> Tensor:
+    """From features [N, len(known) * H] those of the layers `wanted`: [N, len(wanted) * H]."""
+    states: Tensor = features.unflatten(-1, (len(known), -1))  # [N, L, H]
+    return states[:, [known.index(layer) for layer in wanted]].flatten(1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gammaray.engine import logprobs
 from gammaray.engine.batch import Row
 from gammaray.engine.drafters.base import DraftTree
+from gammaray.engine.hidden import of_layers
 from gammaray.engine.kv import KVCache
 from gammaray.engine.runner import ModelRunner
 from gammaray.engine.scheduler import Slice
@@ -54,8 +55,7 @@ class Round:
         rid, first = part.sequence.rid, self.first_token[part.sequence.rid]
         path = self.verdicts[rid].path[: max(0, kept - 1)] if rid in self.verdicts else ()
         rows = [*range(first, first + part.pending), *(first + part.pending + node for node in path)]
-        states: Tensor = self.features[rows].unflatten(-1, (len(self.layers), -1))  # [N, L, H]
-        return states[:, [self.layers.index(layer) for layer in layers]].flatten(1)
+        return of_layers(self.features[rows], self.layers, layers)
 
 
 def compute(

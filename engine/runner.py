@@ -22,7 +22,7 @@ from gammaray.engine.attention import (
 )
 from gammaray.engine.batch import Row, Step, StepSizes, pack, transfer
 from gammaray.engine.graphs import Capture, Graphs
-from gammaray.engine.hidden import FeatureModel
+from gammaray.engine.hidden import FeatureModel, of_layers
 from gammaray.engine.pool import KVPool
 from gammaray.engine.projection import projection
 from gammaray.errors import ConfigError
@@ -152,8 +152,7 @@ class ModelRunner:
         known = {*layers} <= {*self._recorded}
         if self._graphs and known and (bucket := self._graphs.bucket(step.sizes)):
             logits, features = self._graphs.run(step, bucket)
-            states = features.unflatten(-1, (len(self._recorded), -1))  # [T, L, H]
-            return logits, states[:, [self._recorded.index(layer) for layer in layers]].flatten(1)
+            return logits, of_layers(features, self._recorded, layers)
         return self._forward_features(step.to(self.device), layers)
 
     @property

@@ -14,6 +14,7 @@ from torch import Tensor
 from gammaray.engine.drafters.base import Drafter, DraftTree, DraftView, Ticket
 from gammaray.engine.drafters.registry import Making
 from gammaray.engine.drafting import GuardedDrafter
+from gammaray.engine.hidden import of_layers
 from gammaray.types import Cause, Reuse
 
 
@@ -129,8 +130,7 @@ class CompositeDrafter:
         """Of `features` [n, len(layers) * H] those from row `first` on, of its own layers."""
         if features is None or not part.layers:
             return None
-        states: Tensor = features[first:].unflatten(-1, (len(self.layers), -1))  # [n, L, H]
-        return states[:, [self.layers.index(layer) for layer in part.layers]].flatten(1)
+        return of_layers(features[first:], self.layers, part.layers)
 
 
 def merge(trees: Sequence[DraftTree], nodes: int) -> DraftTree:

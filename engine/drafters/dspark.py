@@ -27,13 +27,13 @@ from gammaray.engine.drafters.markov import (
     take_confidence,
     take_markov,
 )
+from gammaray.engine.drafters.paged import Paged
 from gammaray.engine.drafters.registry import Making
 from gammaray.engine.drafters.tree_maker import TreeMaker
 from gammaray.engine.drafters.weights import Weights
 from gammaray.engine.kv import BlockTable, KVCache
 from gammaray.engine.pool import KVPool
 from gammaray.errors import ConfigError, VocabularyMismatch
-from gammaray.types import Reuse
 
 WAITING_TOKENS = 256  # of one sequence whose hidden states may wait for the next draft
 UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # of training
@@ -49,7 +49,7 @@ class _State:
     begun: bool = False  # the target has told something of it; until then it waits for a place there
 
 
-class DsparkDrafter:
+class DsparkDrafter(Paged[_State]):
     """Drafts for all its sequences together: one pass over their new context, one over their blocks."""
 
     def __init__(
@@ -60,18 +60,14 @@ class DsparkDrafter:
         draft_sampling: bool = False,
         prefix_cache: bool = True,
     ) -> None:
+        super().__init__(KVCache(pool.num_blocks, pool.block_size, prefix_cache))
         self.layers = model.config.layers
         self.vocab_size: int | None = model.config.backbone.vocab_size
-        self.cache = KVCache(pool.num_blocks, pool.block_size, prefix_cache)
         self._model = model
         self._pool = pool
         self._max_model_len = model.config.backbone.max_position_embeddings
         self._heads = heads
         self._maker = TreeMaker("static", draft_sampling)
-        self._states: dict[str, _State] = {}
-
-    def begin(self, views: Sequence[DraftView]) -> Ticket:
-        return Ticket(tuple(views))
 
     @torch.inference_mode()
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
@@ -98,18 +94,6 @@ class DsparkDrafter:
         table = BlockTable(salt=salt)
         self.cache.attach(table, tokens)
         self._states[rid] = _State(list(tokens[: table.computed + 1]), table)
-
-    def release(self, rid: str) -> None:
-        if state := self._states.pop(rid, None):
-            self.cache.free(state.table)
-
-    def length(self, rid: str) -> int | None:
-        state = self._states.get(rid)
-        return len(state.tokens) if state else None
-
-    def take_reuse(self) -> Reuse:
-        """Of its prefix cache, since this was asked last."""
-        return self.cache.take_reuse()
 
     # Context -----------------------------------------------------------------------------------------
 

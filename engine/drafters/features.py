@@ -22,10 +22,10 @@ from gammaray.engine.batch import Row
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
 from gammaray.engine.drafters.growth import Growth
 from gammaray.engine.drafters.head_runner import Head, HeadRunner
+from gammaray.engine.drafters.paged import Paged
 from gammaray.engine.drafters.registry import Making
 from gammaray.engine.drafters.tree_maker import TreeMaker
 from gammaray.engine.kv import BlockTable, KVCache
-from gammaray.types import Reuse
 
 CATCH_UP_TOKENS = 512  # committed tokens fed in a round, by all sequences together
 FED_AT_ONCE = 64  # tokens of one sequence that get a pass at once: a long prompt's states do not pile up
@@ -79,24 +79,18 @@ class _Growing:
 
     @property
     def row(self) -> Row:
-        growth, table = self.growth, self.state.table
-        tokens, parents = tuple(growth.tokens), tuple(growth.parents)
-        return Row((), len(self.state.pairs), table.blocks, tokens, parents, growth.fed)
+        return self.growth.unfed(len(self.state.pairs), self.state.table.blocks)
 
 
-class FeatureDrafter:
+class FeatureDrafter(Paged[_State]):
     """Drafts for all its sequences together, one pass of the head a level. Implements `Featured`."""
 
     def __init__(self, runner: HeadRunner, maker: TreeMaker, prefix_cache: bool = True) -> None:
+        super().__init__(KVCache(runner.num_blocks, runner.block_size, prefix_cache))
         self.vocab_size: int | None = runner.vocab_size
         self.layers = runner.head.layers
-        self.cache = KVCache(runner.num_blocks, runner.block_size, prefix_cache)
         self._runner = runner
         self._maker = maker
-        self._states: dict[str, _State] = {}
-
-    def begin(self, views: Sequence[DraftView]) -> Ticket:
-        return Ticket(tuple(views))
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
         trees = self._roots([view for view in ticket.views if self._ready(view)])
@@ -133,18 +127,6 @@ class FeatureDrafter:
         table, pairs = BlockTable(salt=salt), paired(tokens)
         self.cache.attach(table, pairs)
         self._states[rid] = _State(list(tokens[: table.computed + 1]), pairs[: table.computed], table)
-
-    def take_reuse(self) -> Reuse:
-        """Of its prefix cache, since this was asked last."""
-        return self.cache.take_reuse()
-
-    def release(self, rid: str) -> None:
-        if state := self._states.pop(rid, None):
-            self.cache.free(state.table)
-
-    def length(self, rid: str) -> int | None:
-        state = self._states.get(rid)
-        return len(state.tokens) if state else None
 
     # Drafting ----------------------------------------------------------------------------------------
 
@@ -209,9 +191,8 @@ class FeatureDrafter:
         found = self._runner.forward([tree.row for tree in trees], before)  # [T, H]
         states, logits = iter(found), iter(self._runner.logits(found))
         for tree in trees:
-            count = len(tree.fresh)
-            tree.states += islice(states, count)
-            tree.growth.rows += islice(logits, count)
+            tree.states += islice(states, len(tree.fresh))
+            tree.growth.take(logits)
 
 
 def paired(tokens: Sequence[int]) -> list[int]:

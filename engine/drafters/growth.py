@@ -5,14 +5,16 @@ Drafters do not build trees by hand: `TreeMaker` (tree_maker.py) tells which cal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import exp, inf
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gammaray.engine.batch import Row
 from gammaray.engine.drafters.base import DraftTree, DraftView, Drawn
 from gammaray.engine.drafters.outcomes import RANKS
 from gammaray.engine.logits import draw_children, process
@@ -58,6 +60,14 @@ class Growth:
 
     def row(self, node: int) -> Tensor:
         return self.root if node < 0 else self.rows[node]
+
+    def unfed(self, start: int, blocks: Sequence[int]) -> Row:
+        """Feeds the nodes without KV, behind `start` tokens with KV in these blocks."""
+        return Row((), start, blocks, tuple(self.tokens), tuple(self.parents), self.fed)
+
+    def take(self, logits: Iterator[Tensor]) -> None:
+        """[V] each, of the nodes that were without KV."""
+        self.rows += islice(logits, len(self.tokens) - self.fed)
 
     def depth(self, node: int) -> int:
         return 0 if node < 0 else self.depths[node]

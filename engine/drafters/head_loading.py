@@ -95,9 +95,9 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str, like: Tens
 
 def _misfit(shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor]) -> str:
     if missing := shapes.keys() - tensors.keys():
-        return f"lacks {_listed(missing)}"
+        return f"lacks {listed(missing)}"
     if unknown := tensors.keys() - shapes.keys():
-        return f"has the unknown {_listed(unknown)}"
+        return f"has the unknown {listed(unknown)}"
     return ", ".join(
         f"has {key} of shape {list(tensors[key].shape)} where {list(shape)} fits"
         for key, shape in sorted(shapes.items())
@@ -105,6 +105,7 @@ def _misfit(shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor]) -> 
     )
 
 
-def _listed(keys: Iterable[str]) -> str:
+def listed(keys: Iterable[str]) -> str:
+    """The first few, for a message."""
     names = sorted(keys)
     return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

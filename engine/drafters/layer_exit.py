@@ -117,20 +117,10 @@ class LayerExitDrafter:
 
     def _feed(self, growing: Sequence[tuple[DraftView, Growth]]) -> None:
         """One pass over the newest level of each."""
-        rows = [
-            Row(
-                pending=(),
-                start=view.length,
-                blocks=view.blocks,
-                tree_tokens=tuple(growth.tokens),
-                tree_parents=tuple(growth.parents),
-                fed=growth.fed,
-            )
-            for view, growth in growing
-        ]
+        rows = [growth.unfed(view.length, view.blocks) for view, growth in growing]
         logits = iter(self.runner.forward(rows))  # [nodes of the newest levels, V]
         for _, growth in growing:
-            growth.rows += [next(logits) for _ in range(len(growth.tokens) - growth.fed)]
+            growth.take(logits)
 
 
 def make(making: Making) -> LayerExitDrafter:

@@ -24,6 +24,7 @@ from gammaray.engine.drafters import recurrent
 from gammaray.engine.drafters.base import DraftTree, DraftView, Ticket
 from gammaray.engine.drafters.growth import Branch, Growth, candidates
 from gammaray.engine.drafters.outcomes import RANKS, Outcomes, share_budget
+from gammaray.engine.drafters.paged import Paged
 from gammaray.engine.drafters.recurrent import RecurrentDrafter
 from gammaray.engine.drafters.registry import Making
 from gammaray.engine.drafters.tree_maker import TreeMaker
@@ -32,7 +33,7 @@ from gammaray.engine.recording import record_passes
 from gammaray.engine.recurrent import is_recurrent
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError, VocabularyMismatch
-from gammaray.types import MAX_TREE_NODES, Reuse
+from gammaray.types import MAX_TREE_NODES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +66,7 @@ class _Growing:
     outcomes: set[int] = field(default_factory=set)  # nodes below which a draft is made ahead
 
 
-class ModelDrafter:
+class ModelDrafter(Paged[_State]):
     """Drafts for all its sequences together, one forward pass a level."""
 
     def __init__(
@@ -75,16 +76,12 @@ class ModelDrafter:
         prefix_cache: bool = True,
         tree: Tree = "static",
     ) -> None:
+        super().__init__(KVCache(runner.num_blocks, runner.block_size, prefix_cache))
         self.runner = runner
         self.vocab_size: int | None = runner.vocab_size
         self.trees = TreeMaker(tree, draft_sampling)
-        self.cache = KVCache(runner.num_blocks, runner.block_size, prefix_cache)
         self.outcomes = Outcomes()
         self.hits: frozenset[str] = frozenset()
-        self._states: dict[str, _State] = {}
-
-    def begin(self, views: Sequence[DraftView]) -> Ticket:
-        return Ticket(tuple(views))
 
     def collect(self, ticket: Ticket, deadline: float) -> Mapping[str, DraftTree]:
         ready = {view.rid: view for view in ticket.views if self._ready(view, ticket)}
@@ -145,18 +142,6 @@ class ModelDrafter:
         state = self._states[rid] = _State(list(tokens), BlockTable(salt=salt))
         self.cache.attach(state.table, state.tokens)
         self.cache.count_reuse(state.table)
-
-    def take_reuse(self) -> Reuse:
-        """Of its prefix cache, since this was asked last."""
-        return self.cache.take_reuse()
-
-    def release(self, rid: str) -> None:
-        if state := self._states.pop(rid, None):
-            self.cache.free(state.table)
-
-    def length(self, rid: str) -> int | None:
-        state = self._states.get(rid)
-        return len(state.tokens) if state else None
 
     def committed(self, rid: str) -> tuple[list[int], list[int]] | None:
         """Tokens whose KV is committed and the physical slots that hold it, for the state oracle."""
@@ -234,20 +219,10 @@ class ModelDrafter:
         trees = [tree for tree in growing if tree.growth.fed < len(tree.growth.tokens)]
         if not trees:
             return
-        rows = [
-            Row(
-                pending=(),
-                start=len(tree.state.tokens),
-                blocks=tree.state.table.blocks,
-                tree_tokens=tuple(tree.growth.tokens),
-                tree_parents=tuple(tree.growth.parents),
-                fed=tree.growth.fed,
-            )
-            for tree in trees
-        ]
+        rows = [tree.growth.unfed(len(tree.state.tokens), tree.state.table.blocks) for tree in trees]
         logits = iter(self.runner.forward(rows))  # [nodes without KV, V]
         for tree in trees:
-            tree.growth.rows += [next(logits) for _ in range(len(tree.growth.tokens) - tree.growth.fed)]
+            tree.growth.take(logits)
 
     # Drafting ahead ----------------------------------------------------------------------------------
 

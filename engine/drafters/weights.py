@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from gammaray.engine.drafters.head_loading import listed
 from gammaray.errors import ConfigError
-
-SHOWN = 5  # names in a message
 
 
 class Weights:
@@ -41,12 +40,7 @@ class Weights:
     def finish(self, unused: Iterable[str] = ()) -> None:
         """Raises ConfigError where a tensor was not taken: it would have changed what the checkpoint says."""
         if left := set(self._left) - set(unused):
-            raise ConfigError(f"{self.place}: unknown tensors {_listed(left)}")
+            raise ConfigError(f"{self.place}: unknown tensors {listed(left)}")
 
     def _there(self) -> str:
-        return f"it has {_listed(self._left)} besides" if self._left else "it has no others"
-
-
-def _listed(names: Iterable[str]) -> str:
-    found = sorted(names)
-    return ", ".join(found[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+        return f"it has {listed(self._left)} besides" if self._left else "it has no others"

@@ -386,6 +386,12 @@ class Config(Strict):
         """Tenants that no request can belong to (see NO_KEYS)."""
         return [name for name, tenant in self.tenants.items() if name != "default" and not tenant.api_keys]
 
+    def parts(self, drafter: Drafter) -> list[Drafter]:
+        """Of a composite, which makes them anew; else the drafter itself."""
+        if isinstance(drafter, CompositeDrafter):
+            return [self.drafters[name] for name in drafter.drafters]
+        return [drafter]
+
     def drafting_with(self, drafter: str) -> set[str]:
         """Tenants that may draft with it."""
         return {
