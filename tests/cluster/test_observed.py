@@ -144,6 +144,8 @@ def has_numbers(seen: dict[str, Any]) -> bool:
 
 def test_every_query_of_the_dashboards_has_a_series(observed: Observed, tmp_path: Path) -> None:
     """Of the tenant `bank`. Requests of `shop` break before an acceptance of their own can be told."""
+    for order in ("pin-off", "unpin"):  # something is decided, whatever the controller thinks
+        assert observed.live.operate("POST", f"/gammaray/v1/tenants/{SHOP}/{order}").status_code == 200
     with prometheus(tmp_path, observed.live.port, RULES) as server:
         asking, ends = queries(tenant=BANK), time.monotonic() + serving.PATIENCE_S
         while asking := [(where, query) for where, query in asking if not numbers(server.query(query))]:
