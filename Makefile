@@ -7,14 +7,16 @@ STAMP := $(VENV)/.installed
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 ARGS ?=
 
-.PHONY: help install serve test lint bench clients fuzz chaos soak clean
+.PHONY: help install serve test lint docs bench chart clients fuzz chaos soak clean
 
 help:
 	@echo "make install   create $(VENV) with the pinned packages (the targets below do it on their own)"
 	@echo "make serve     serve the embedded model on http://127.0.0.1:8000 (ARGS=\"--port 9000\")"
 	@echo "make test      run every test (ARGS=\"tests/kernels -x\")"
 	@echo "make lint      ruff and mypy"
+	@echo "make docs      the documentation's site in build/site, strictly: a broken link or anchor ends it"
 	@echo "make bench     run the scripts of benchmarks/"
+	@echo "make chart     write what of helm/gammaray follows from its values and from the dashboards"
 	@echo "make clients   real OpenAI clients and AIPerf against a server of this checkout (ARGS=\"--only litellm\")"
 	@echo "make fuzz      schemathesis against a tiny server: over 5,000 requests"
 	@echo "make chaos     200 streams at once, of which some leave, and a replica that is killed (ARGS=\"--seed 2\")"
@@ -50,9 +52,15 @@ lint: install
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 bench: install
 	@set -e; for script in benchmarks/*.py; do \
-	  test "$$script" != benchmarks/soak.py || continue; echo "$$script"; $(PY) "$$script" $(ARGS); done
+	  case "$$script" in */soak.py | */first_token.py) continue;; esac; echo "$$script"; $(PY) "$$script" $(ARGS); done
+
+chart: install
+	$(PY) helm/generate.py
 
 clients: install
 	$(PY) tests/clients/run.py $(ARGS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,6 +18,7 @@ from gammaray.actors.front import Front
 from gammaray.actors.journal import AuditLog, Journal, RayKV
 from gammaray.actors.line import NAME
 from gammaray.actors.metrics import session_folder
+from gammaray.actors.place import housed
 from gammaray.routing.bulletin import Answer, Bulletin, Known, Origin
 from gammaray.routing.window import Window
 from gammaray.telemetry.control import ControlRecorder
@@ -23,7 +26,6 @@ from gammaray.telemetry.meters import open_meters
 
 logger = logging.getLogger(__name__)
 
-HEAD = {"node:__internal_head__": 0.001}  # its audit log is where `gammaray serve` runs
 KV = RayKV("gammaray controller")
 MANDATE = "mandate"
 
@@ -60,19 +62,22 @@ class ControllerActor(Front):
     def bulletin(self, known: Known) -> Bulletin | None:
         return self._desk.bulletin(known)
 
+    def relocate(self, placement: Mapping[str, Any]) -> None:
+        """Parts of the application have moved, which changes no decision."""
+        self._desk.mandate = replace(self._desk.mandate, placement=placement)
+        KV.put(MANDATE, self._desk.mandate)
 
-def hire(mandate: Mandate) -> Any:
-    """The handle of a new controller. Usage of the days before stays, all else begins anew."""
+
+def hire(mandate: Mandate, pool: str | None = None) -> Any:
+    """The handle of a new controller. Usage of the days before stays, all else begins anew.
+
+    Without a pool it is on the head node, as its audit log is where `gammaray serve` runs.
+    """
     dismiss()
     KV.put(MANDATE, mandate)
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(ControllerActor)
-    options: dict[str, Any] = {
-        "name": NAME,
-        "namespace": NAMESPACE,
-        "lifetime": "detached",
-        "resources": HEAD,
-    }
-    return actor.options(**options).remote()
+    options: dict[str, Any] = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached"}
+    return actor.options(**options, **housed(pool)).remote()
 
 
 def dismiss() -> None:

@@ -60,6 +60,12 @@ class Exposure:
                 self._actors[machine] = node, _actor(self._config, node)
         return [address for machine in self._actors if (address := self._address(machine))]
 
+    def withdraw(self) -> None:
+        """No machine listens any more; `start` would begin anew."""
+        for _, actor in self._actors.values():
+            ray.kill(actor)
+        self._actors = {}
+
     def stop(self) -> None:
         """At the very end: what the processes of this machine left goes too."""
         self._actors = {}

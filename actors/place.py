@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import ray
 
+from gammaray.actors.labels import POOL
 from gammaray.engine.threads import usable_cores
 from gammaray.errors import GammarayError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-NODE, ISLAND = "gammaray/node", "gammaray/island"  # labels that an operator may give to a raylet
+HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node
 NODE_ID = "ray.io/node-id"  # Ray's own label; a node that comes back has another
 
 
@@ -47,6 +50,11 @@ class Place:
         return options
 
 
+def housed(pool: str | None) -> dict[str, Any]:
+    """Options of a Ray actor that may be on any node of a pool; None: on the head node."""
+    return {"resources": HEAD} if pool is None else {"label_selector": {POOL: pool}}
+
+
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
     """Where an actor finds itself."""
@@ -74,6 +82,20 @@ def cap_memory(place: Place) -> None:
 
     for device in range(torch.cuda.device_count()):
         torch.cuda.set_per_process_memory_fraction(place.memory_fraction, device)
+
+
+def occupy(devices: Iterable[str], folder: Path) -> list[int]:
+    """Waits until no other replica of this node has one of these devices; has them until the files close.
+
+    Serve starts a new replica while the old one still answers its open requests, with the memory of its GPUs.
+    A process that dies has nothing any more. `folder`: where processes of this machine meet.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    node, held = ray.get_runtime_context().get_node_id(), []
+    for device in sorted(devices):
+        held.append(os.open(folder / f"{node} {device.replace('/', '_')}", os.O_CREAT | os.O_RDWR, 0o600))
+        fcntl.flock(held[-1], fcntl.LOCK_EX)
+    return held
 
 
 def leave_no_core() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gammaray.actors.crew import get
 from gammaray.actors.fellows import Fellows
 from gammaray.actors.keeper import Resolver
+from gammaray.actors.labels import NODE
 from gammaray.actors.line import RayDesk
 from gammaray.actors.logs import log_beside_serve
 from gammaray.actors.loopback import bind_replica_to_loopback
 from gammaray.actors.metrics import session_folder
-from gammaray.actors.place import NODE, Place, cap_memory, check_place, leave_no_core, whereabouts
+from gammaray.actors.place import Place, cap_memory, check_place, leave_no_core, occupy, whereabouts
 from gammaray.actors.pool import Pool
 from gammaray.actors.reporter import Reporter, ReportingThread
 from gammaray.config import Config
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+SLOTS = b"gammaray slots"  # in Ray's KV: by number, of replicas that may move
 
 
 class EngineService(Protocol):
@@ -98,6 +102,13 @@ class ReplicaSettings:
     threads: int | None = None
     loopback: bool = True  # the cluster is this machine
     slot: Slot = field(default_factory=Slot)
+    moves: bool = False  # the slot may have moved since: the newest is in Ray's KV
+
+
+def here_and_now(settings: ReplicaSettings) -> Slot:
+    """The slot of a replica that starts."""
+    slots: Mapping[int, Slot] = (get(SLOTS) if settings.moves else None) or {}
+    return slots.get(settings.slot.number, settings.slot)
 
 
 def local_engine(config: Config, around: Surroundings = Surroundings()) -> EngineService:
@@ -119,9 +130,11 @@ class TargetReplica:
         log_beside_serve()
         if settings.loopback:
             bind_replica_to_loopback()
-        slot = settings.slot
+        slot = here_and_now(settings)
         compute_with(slot.place.threads(settings.threads))
         check_place(slot.place)
+        devices = {name for place in (slot.place, *slot.fellows) for name in place.devices}
+        self._devices = occupy(devices, session_folder()) if devices else []
         cap_memory(slot.place)
         leave_no_core()
         self._fellows = Fellows(config, slot.fellows, settings.threads) if slot.fellows else None

@@ -26,14 +26,16 @@ def controlled(config: Config, layout: Layout) -> Iterator[None]:
         yield
         return
     try:
-        _start(Mandate(config, apart(config, layout), layout.outline))
+        start(config, layout)
         yield
     finally:
         dismiss()
 
 
-def _start(mandate: Mandate) -> None:
-    controller = hire(mandate)
+def start(config: Config, layout: Layout, pool: str | None = None) -> None:
+    """In a pool, or on the head node. Raises ConfigError when its audit log cannot be written."""
+    mandate = Mandate(config, apart(config, layout), layout.outline)
+    controller = hire(mandate, pool)
     try:
         ray.get(controller.policies.remote(), timeout=START_S)
     except RayError as error:

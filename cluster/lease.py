@@ -34,12 +34,27 @@ def leased(
     """
     known = {node.name: node for node in nodes}
     held: list[PlacementGroup] = []
-    _reclaim()
+    release()
     try:
         yield {name: _lease(known[name], list(gpus), held, patience_s) for name, gpus in wanted.items()}
     finally:
         for group in held:
             remove_placement_group(group)
+
+
+def lease(
+    wanted: Mapping[str, Iterable[frozenset[str]]], nodes: Iterable[Node], patience_s: float = PATIENCE_S
+) -> None:
+    """Holds them until `release`, also without this process. Raises as `leased` does, and then holds none."""
+    known = {node.name: node for node in nodes}
+    held: list[PlacementGroup] = []
+    try:
+        for name, gpus in wanted.items():
+            _lease(known[name], list(gpus), held, patience_s)
+    except BaseException:
+        for group in held:
+            remove_placement_group(group)
+        raise
 
 
 def _lease(
@@ -104,10 +119,12 @@ def _taken(node: Node, missing: list[frozenset[str]]) -> GammarayError:
     )
 
 
-def _reclaim() -> None:
+def release(nodes: Iterable[str] | None = None) -> None:
+    """Gives back what is held of nodes with these names; None: of all, also by a run that was killed."""
     from ray.util.placement_group import placement_group_table
 
+    ours = (PREFIX,) if nodes is None else tuple(f"{PREFIX}{name} " for name in nodes)
     for group in placement_group_table().values():
-        if group["name"].startswith(PREFIX) and group["state"] != "REMOVED":
+        if group["name"].startswith(ours) and group["state"] != "REMOVED":
             with suppress(Exception):  # gone meanwhile
                 remove_placement_group(ray.util.get_placement_group(group["name"]))

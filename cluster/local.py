@@ -11,19 +11,20 @@ from gammaray.errors import ConfigError, GammarayError
 
 CONNECT_TIMEOUT_S = 5.0
 LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray's core then listens on 127.0.0.1 alone
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
+SERVE = {
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # a chunk costs less than through actor calls
+    # A stuck engine ends no stream by itself: its replica would be drained for minutes.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+}
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 def environment(current: Mapping[str, str], local: bool) -> dict[str, str]:
     """Variables to set before Ray starts; what the user set stays. `local`: we start the cluster."""
-    wanted = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
+    wanted = dict(QUIET)
     if local:
-        wanted |= {
-            LOOPBACK[0]: LOOPBACK[1],
-            "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # a chunk costs less than through actor calls
-            # A stuck engine ends no stream by itself: its replica would be drained for minutes.
-            "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        }
+        wanted |= {LOOPBACK[0]: LOOPBACK[1], **SERVE}
         if not any(name in current for name in AUTH):
             # Ray guards a new cluster by a token, and would write one to ~/.ray. This one ends with the run.
             wanted["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
-from gammaray.actors.place import ISLAND, NODE, NODE_ID
+from gammaray.actors.labels import ISLAND, NODE, POOL
+from gammaray.actors.place import NODE_ID
 from gammaray.actors.probe import ask
 from gammaray.cluster.topology import Topology
 from gammaray.cluster.visible import visible
+from gammaray.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +34,19 @@ class Node:
     gpus: int  # that Ray counts
 
 
-def nodes() -> list[Node]:
-    """Every node that can hold a replica, ordered by name."""
-    alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+def nodes(pools: Collection[str] = ()) -> list[Node]:
+    """Every node that can hold a replica, ordered by name; of these pools alone, if there are any."""
+    able = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    alive = [node for node in able if not pools or node["Labels"].get(POOL) in pools]
     often = Counter(map(_name, alive))
     found = [_node(node, unique=often[_name(node)] == 1) for node in alive]
     return sorted(found, key=lambda node: node.name)
+
+
+def missing(pools: Mapping[str, int]) -> dict[str, int]:
+    """How many more nodes each pool must have; pools that are complete are left out."""
+    there = Counter(node["Labels"].get(POOL) for node in ray.nodes() if node["Alive"])
+    return {pool: count - there[pool] for pool, count in pools.items() if there[pool] < count}
 
 
 def on_this_machine() -> bool:
@@ -64,12 +73,14 @@ def topologies(
 ) -> list[tuple[Node, Topology]]:
     """What `probe` sees on each node, named like the node and without the GPUs that its raylet does not have.
 
-    A node that does not answer is left out, with a warning.
+    A node that does not answer is left out, with a warning. Raises ConfigError where a probe does.
     """
     answers = ask(probe, [node.id for node in among], timeout_s)
     found = []
     for node in among:
         answer = answers[node.id]
+        if isinstance(answer, ConfigError):
+            raise ConfigError(f"node {node.name}: {answer.message}")
         if isinstance(answer, Exception):
             logger.warning("node %s is left out: the probe of its GPUs failed: %s", node.name, answer)
             continue

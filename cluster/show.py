@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gammaray.cluster.labels import as_flag
+from gammaray.cluster.labels import labels as node_labels
 from gammaray.cluster.saved import dump
 from gammaray.cluster.topology import (
     Gpu,
@@ -31,6 +34,14 @@ def as_json(topologies: Sequence[Topology], min_version: float) -> dict[str, Any
         return nodes[0]
     fabrics = [[list(member) for member in island] for island in fabric_islands(topologies)]
     return nodes[0] | {"nodes": nodes, "fabric_islands": fabrics}
+
+
+def labels(topologies: Sequence[Topology], environ: Mapping[str, str], as_json: bool) -> str:
+    """Of the Ray nodes there, in the environment `environ`: a line for each; as JSON of several a list."""
+    found = [node_labels(topology, environ) for topology in topologies]
+    if as_json:
+        return json.dumps(found[0] if len(found) == 1 else found)
+    return "\n".join(map(as_flag, found))
 
 
 def _node(topology: Topology, min_version: float) -> dict[str, Any]:

@@ -187,6 +187,9 @@ def topology(
     ] = None,
     min_nvlink_version: Annotated[float, typer.Option(min=1, help="Older links do not count.")] = 4.0,
     save: Annotated[Path | None, typer.Option(help="Write what was read to this file, for --from.")] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Only the labels for `ray start --labels`, a line for each node.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
     """Show this machine's GPUs, their NVLink islands, and why a link does not count."""
@@ -195,7 +198,9 @@ def topology(
     found = matrix.read_all(source, gpu_name) if source else [nvml.this_machine(gpu_name)]
     if save:
         saved.save(found, save)
-    if as_json:
+    if labels:
+        print(show.labels(found, {} if source else os.environ, as_json))
+    elif as_json:
         print(json.dumps(show.as_json(found, min_nvlink_version)))
     else:
         print(show.as_text(found, min_nvlink_version))
@@ -206,8 +211,16 @@ def plan(
     config: Annotated[Path | None, typer.Argument(help="YAML file; without one: the default.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(help="More files for --topology.")] = None,
     topology: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topology",
+            metavar="FILE",
+            help="Plan for the nodes of these files instead of this machine; with --values POOL=FILE.",
+        ),
+    ] = None,
+    values: Annotated[
         list[Path] | None,
-        typer.Option("--topology", help="Plan for the nodes of these files instead of this machine."),
+        typer.Option("--values", help="Plan for a release of the chart with these values; again: over them."),
     ] = None,
     gpu_name: Annotated[
         str | None, typer.Option(help="What the GPUs are, such as 'NVIDIA H100 80GB HBM3'.")
@@ -215,15 +228,20 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
     """Print which GPU would hold what, and why; start nothing. Exit code 1 when something has no place."""
-    from gammaray.cluster import matrix, nvml, show_plan
+    from gammaray.cluster import matrix, nvml, release, show_plan
     from gammaray.cluster.demand import demand
     from gammaray.cluster.placement import plan
     from gammaray.config import load
 
-    settings, files = load(config), [*(topology or ()), *(more or ())]
-    found = matrix.read_all(files, gpu_name) if files else [nvml.this_machine(gpu_name)]
-    made = plan(found, demand(settings, sizes=any(node.gpus for node in found)))
-    made = show_plan.with_outlook(made, settings.target)
+    if values:
+        if config or gpu_name:
+            raise ConfigError("--values holds the configuration and names the GPUs: give neither beside it")
+        made = release.plan_values(values, topology or ())
+    else:
+        settings, files = load(config), [*map(Path, topology or ()), *(more or ())]
+        found = matrix.read_all(files, gpu_name) if files else [nvml.this_machine(gpu_name)]
+        made = plan(found, demand(settings, sizes=any(node.gpus for node in found)))
+        made = show_plan.with_outlook(made, settings.target)
     print(json.dumps(show_plan.as_json(made)) if as_json else show_plan.as_text(made))
     raise typer.Exit(1 if made.unplaced else 0)
 

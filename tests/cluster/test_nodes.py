@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
-from gammaray.actors.place import Place, Whereabouts, check_place, misplaced
+from gammaray.actors.place import Place, Whereabouts, check_place, misplaced, occupy
 from gammaray.actors.probe import Answer
 from gammaray.cluster import nodes as module
 from gammaray.cluster import prepare
 from gammaray.cluster.layout import layout
-from gammaray.cluster.nodes import Node, nodes, on_this_machine, topologies
+from gammaray.cluster.nodes import Node, missing, nodes, on_this_machine, topologies
 from gammaray.cluster.plans import Placed, Plan, Unplaced
 from gammaray.cluster.topology import Gpu, Join, Mig, Topology
 from gammaray.config import Config, load, parse
@@ -88,6 +92,48 @@ def test_topologies_have_the_names_of_their_nodes_and_what_their_raylets_have(
     assert (whole.node, whole.gpus, whole.joins) == ("node 1", PAIR.gpus, PAIR.joins)
     assert (half.node, half.gpus, half.joins) == ("node 2", PAIR.gpus[1:], {})
     assert "node 3 is left out" in caplog.text
+
+
+def test_a_node_whose_gpus_torch_cannot_use_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a pool of GPUs whose image has torch for CPUs, on which a large model would crawl."""
+    monkeypatch.setattr(prepare, "_nvml", lambda: PAIR)
+    monkeypatch.setattr(prepare, "_cuda", lambda: True)
+    assert prepare.usable() == PAIR
+    monkeypatch.setattr(prepare, "_cuda", lambda: False)
+    with pytest.raises(ConfigError, match="does its image have the CUDA build") as found:
+        prepare.usable()
+    monkeypatch.setattr(module, "ask", lambda probe, among, timeout: {"1": found.value})
+    with pytest.raises(ConfigError, match="node node 1: torch cannot use CUDA on its 2 GPUs"):
+        topologies(prepare.usable, [ONE])
+
+
+def test_pools_are_told_apart_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = listed("4", pool="gpu") | {"Alive": False}
+    found = [
+        listed("1", node="a", pool="gpu"),
+        listed("2", node="b", pool="web"),
+        listed("3", node="c"),
+        dead,
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: found)
+    assert [node.name for node in nodes(["gpu"])] == ["a"]
+    assert [node.name for node in nodes()] == ["a", "b", "c"]
+    assert missing({"gpu": 2, "web": 1, "other": 1}) == {"gpu": 1, "other": 1}
+
+
+def test_a_device_is_one_replicas_until_its_process_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Catches a new replica that loads beside the old one, which still has the memory."""
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "1"))
+    held = occupy(["GPU-1", "GPU-0"], tmp_path)
+    with ThreadPoolExecutor() as pool:
+        next_one = pool.submit(occupy, ["GPU-1"], tmp_path)
+        assert occupy(["GPU-2"], tmp_path)
+        assert not wait([next_one], timeout=0.2).done
+        for file in held:
+            os.close(file)  # as when the process ends
+        assert next_one.result(timeout=30)
 
 
 @pytest.fixture
@@ -222,7 +268,7 @@ def test_gpus_are_planned_for_where_torch_can_use_them(monkeypatch: pytest.Monke
     planned: list[Topology] = []
     said: list[str] = []
     monkeypatch.setattr(prepare, "on_this_machine", lambda: True)
-    monkeypatch.setattr(prepare, "nodes", lambda: [ONE])
+    monkeypatch.setattr(prepare, "nodes", lambda pools: [ONE])
     monkeypatch.setattr(prepare, "topologies", lambda probe, among: [(ONE, probe())])
     monkeypatch.setattr(prepare, "_nvml", lambda: gpus)
     monkeypatch.setattr(prepare, "demand", lambda config, sizes: sizes)

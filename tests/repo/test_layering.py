@@ -35,7 +35,7 @@ ALLOWED = {  # of gammaray's own; a room may always import itself
     "telemetry": BASE,
     "api": BASE | {"telemetry"},
     "actors": BASE | {"kernels", "engine", "routing", "telemetry"},
-    "cluster": BASE | {"kernels", "engine", "routing", "telemetry", "actors", "api"},
+    "cluster": BASE | {"kernels", "engine", "routing", "telemetry", "actors", "api", "yamlfile"},
     "tenants_cli": BASE | {"yamlfile", "routing"},
     "cli": BASE | ROOMS | {"drafter_names", "tenants_cli"},
 }

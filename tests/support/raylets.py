@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import combinations
 from typing import Any
 
@@ -40,10 +41,12 @@ class Raylets:
         gpus: int = GPUS,
         island: str | None = None,
         visible: str | None = None,
+        pool: str | None = None,
         **options: Any,
     ) -> None:
         """A machine, or one NVLink island of it, whose GPUs are `visible` to its raylet."""
         labels = {"gammaray/node": name, **({"gammaray/island": island} if island else {})}
+        labels |= {"gammaray/pool": pool} if pool else {}
         environment = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
         self._nodes[f"{name}/{island}" if island else name] = self._cluster.add_node(
             num_cpus=1, num_gpus=gpus, labels=labels, env_vars=environment, **options
@@ -86,7 +89,11 @@ def narrowed(whole: Topology, node: str, gpus: range) -> Topology:
 
 def processes(*kinds: str) -> list[psutil.Process]:
     """Ray's workers of those kinds that descend from this process."""
-    return [p for p in psutil.Process().children(recursive=True) if p.name().startswith(kinds)]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found += [process] if process.name().startswith(kinds) else []
+    return found
 
 
 def worker(pid: int) -> psutil.Process:

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 
 from gammaray.actors.draft import Load
-from gammaray.actors.place import ISLAND, NODE, whereabouts
+from gammaray.actors.labels import ISLAND, NODE
+from gammaray.actors.place import whereabouts
 from gammaray.actors.target import Surroundings
 from gammaray.errors import InvalidRequest
 from gammaray.types import GenerateRequest, Health, ModelInfo, PolicySnapshot, TokenChunk
@@ -140,8 +141,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def eventually(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def eventually(check: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while not check():
         assert time.monotonic() < deadline
         time.sleep(0.05)
