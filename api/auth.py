@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from gammaray.config import Config
-from gammaray.errors import Forbidden, Unauthorized
+from gammaray.errors import ConfigError, Forbidden, Unauthorized
 
 PREFIX = "gr-"  # so that scanners of public code can find a key that leaked
 KEY_BYTES = 32
+KEY = re.compile(rb"[!-~]{1,4096}")  # one word of a header
 OPERATOR = "/gammaray/v1"
 EVENTS = "/dashboard/events"
 HOW_TO_OPERATE = "operator routes are closed: put a key's hash (`gammaray key`) into server.operator_keys"
@@ -35,6 +37,14 @@ WITHOUT_KEY = Identity("default")
 def fresh_key() -> str:
     """A key of 256 random bits. Only its hash is configured, so nobody could check a weaker one."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def given_key(text: bytes) -> bytes:
+    """A key that there is already, without the end of its line. Raises ConfigError without showing it."""
+    key = text.strip()
+    if not KEY.fullmatch(key):
+        raise ConfigError("no key on standard input: expected one word of ASCII, of 4096 bytes at most")
+    return key
 
 
 def fingerprint(key: bytes) -> str:

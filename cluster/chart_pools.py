@@ -40,11 +40,12 @@ class Pool(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One node of the plan. `cpus` that Ray will count; None: not said."""
+    """One node of the plan. `cpus` that Ray will count, `memory` in bytes; None: not said."""
 
     pool: str
     topology: Topology
     cpus: float | None
+    memory: float | None
 
 
 def parse(name: str, values: object) -> Pool:
@@ -72,13 +73,17 @@ def pods(name: str, pool: Pool, file: Path | None) -> list[Pod]:
 
     Raises ConfigError when its nodes have another number of GPUs than the pods.
     """
-    cpus = pool.resources.get("cpu")
-    counted = None if cpus is None else quantity(cpus, f"pools.{name}.resources.cpu")
+    cpus, memory = (_resource(name, pool, resource) for resource in ("cpu", "memory"))
     seen = _read(name, pool, file) if file else [_assumed(name, pool)]
     return [
-        Pod(name, _named(seen[number % len(seen)], f"{name}-{number}"), counted)
+        Pod(name, _named(seen[number % len(seen)], f"{name}-{number}"), cpus, memory)
         for number in range(pool.replicas)
     ]
+
+
+def _resource(name: str, pool: Pool, resource: str) -> float | None:
+    value = pool.resources.get(resource)
+    return None if value is None else quantity(value, f"pools.{name}.resources.{resource}")
 
 
 def assumption(name: str, pool: Pool) -> str | None:

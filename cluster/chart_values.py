@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gammaray.errors import ConfigError
+from gammaray.validation import nearest, shorten
 from gammaray.yamlfile import read
 
 # What a plan needs of helm/gammaray/values.yaml, which is not in the wheel; a test compares them.
@@ -29,13 +31,16 @@ poolDefaults:
   resources: {cpu: "4", memory: 16Gi}
 """
 
+KEYS = json.loads(Path(__file__).with_name("chart_keys.json").read_text())  # made by `make chart`
+
 Values = dict[str, Any]
 
 
 def merged(files: Sequence[Path]) -> Values:
     """Later files over earlier ones, over the defaults: maps level by level, lists as a whole.
 
-    A null takes a default away. Raises ConfigError for a file that is not there, or no mapping.
+    A null takes a default away. Raises ConfigError for a file that is not there, no mapping, or has a key
+    that the chart has not.
     """
     asked: Values = {}
     for file in files:
@@ -72,4 +77,19 @@ def _read(file: Path) -> Values:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read values {str(file)!r}: {reason}") from None
-    return mapping({} if found is None else found, str(file))
+    values = mapping({} if found is None else found, str(file))
+    if faults := list(_unknown(values, KEYS)):
+        raise ConfigError("\n".join(f"{file}: {fault}" for fault in faults))
+    return values
+
+
+def _unknown(values: object, known: Values | None, where: str = "") -> Iterator[str]:
+    """Keys of `values` that `known` has not; see helm/keys.py."""
+    if known is None or not isinstance(values, dict):
+        return
+    for key, value in values.items():
+        name = key if key in known else "*"
+        if name in known:
+            yield from _unknown(value, known[name], f"{where}{key}.")
+        else:
+            yield f"{where}{shorten(str(key))}: unknown key{nearest(key, known)}"

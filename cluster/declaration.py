@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from gammaray.cluster.keys import with_keys
 from gammaray.config import Config, parse
 from gammaray.errors import ConfigError
-from gammaray.validation import Strict, explain, path
+from gammaray.validation import Strict, explain, nearest, path
 
 
 class Ingress(Strict):
@@ -25,9 +25,9 @@ class Declaration(Strict):
     """`pools` tells how many Ray nodes with each label `gammaray/pool` are waited for."""
 
     config: Mapping[str, Any] = Field(min_length=1)  # as in a file; see configured
-    pools: Mapping[str, int] = {}
+    pools: Mapping[str, Annotated[int, Field(ge=0)]] = {}
     ingress: Ingress = Ingress()
-    keys: str | None = None  # folder on the head node, see keys.with_keys
+    keys: str | None = Field(default=None, min_length=1)  # folder on the head node, see keys.with_keys
 
     @property
     def computing(self) -> list[str]:
@@ -43,7 +43,11 @@ class Declaration(Strict):
 def declaration(args: Mapping[str, Any]) -> Declaration:
     """Raises ConfigError for anything but the configuration itself."""
     try:
-        return Declaration.model_validate(dict(args))
+        told = Declaration.model_validate(dict(args))
     except ValidationError as error:
         faults = (f"args.{path(one)}: {explain(one)}" for one in error.errors(include_url=False))
         raise ConfigError("\n".join(faults)) from None
+    pool = told.ingress.pool
+    if pool is not None and pool not in told.pools:  # Serve would wait for its nodes for ever
+        raise ConfigError(f"args.ingress.pool: {pool!r} is none of args.pools{nearest(pool, told.pools)}")
+    return told

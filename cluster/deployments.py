@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError
 from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 Json = dict[str, Any]
@@ -20,8 +21,12 @@ def applications() -> dict[str, Any]:
     client = _client()
     if client is None:
         return {}
-    told = ray.get(client._controller.get_app_configs.remote())
-    return {name: told.get(name) for name in client.get_serve_details()["applications"]}
+    try:
+        told = ray.get(client._controller.get_app_configs.remote())
+        return {name: told.get(name) for name in client.get_serve_details()["applications"]}
+    except ActorDiedError:  # for good, by `serve shutdown`: without this Serve's client asks it for ever
+        _context()._disconnect()
+        raise
 
 
 def overridden(application: Any) -> list[Json]:
@@ -42,5 +47,8 @@ def override(name: str, deployments: Sequence[Json]) -> None:
 
 def _client() -> Any:
     """None when Serve is not there. Serve's public functions tell no declarations."""
-    context: Any = import_module("ray.serve.context")
-    return context._get_global_client(raise_if_no_controller_running=False)
+    return _context()._get_global_client(raise_if_no_controller_running=False)
+
+
+def _context() -> Any:
+    return import_module("ray.serve.context")

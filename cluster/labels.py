@@ -16,6 +16,7 @@ from gammaray.errors import ConfigError
 
 VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # of a label, Kubernetes' and Ray's rule
 FLAG = "--labels"
+OPERATORS = frozenset(";&|<>")  # of a shell, between commands
 UUID_LETTERS = 12  # 'GPU-' and eight more
 
 
@@ -40,11 +41,11 @@ def labelled(command: str, own: Mapping[str, str], environ: Mapping[str, str]) -
     """The words of a `ray start` command with the labels `own` beside those that it has; `own` come first.
 
     As in the shell that would have run it, variables of `environ` are filled in. Raises ConfigError when it
-    is no such command.
+    is no such command, or more than one.
     """
     words = _words(command, environ)
-    if words[:2] != ["ray", "start"]:
-        raise ConfigError(f"KUBERAY_GEN_RAY_START_CMD: expected 'ray start ...', got {command!r}")
+    if words[:2] != ["ray", "start"] or any(set(word) <= OPERATORS for word in words if word):
+        raise ConfigError(f"KUBERAY_GEN_RAY_START_CMD: expected 'ray start ...' alone, got {command!r}")
     rest, given = _without_labels(words)
     every = {**given, **own}
     return [*rest, f"{FLAG}={as_flag(every)}"] if every else rest
@@ -84,8 +85,10 @@ def _words(command: str, environ: Mapping[str, str]) -> list[str]:
     def value(match: re.Match[str]) -> str:
         return environ.get(match[1] or match[2], "")
 
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="".join(OPERATORS))
+    lexer.whitespace_split, lexer.commenters = True, ""
     try:
-        return shlex.split(re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, command))
+        return [re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, word) for word in lexer]
     except ValueError as error:
         raise ConfigError(f"KUBERAY_GEN_RAY_START_CMD cannot be read: {error}: {command!r}") from None
 

@@ -84,8 +84,7 @@ def _memory(demand: Demand) -> str:
     """Bytes of a device that would do, and the keys that lower the need."""
     least = size(demand.target.need / USABLE)
     return (
-        f"GPUs of at least {least}, a higher target.tensor_parallel on GPUs linked all to all, "
-        "a smaller target.dtype, or a lower target.max_model_len"
+        f"GPUs of at least {least}, a smaller model, a smaller target.dtype, or a lower target.max_model_len"
     )
 
 

@@ -146,7 +146,7 @@ def _unplaced(reasons: Reasons) -> Iterator[Unplaced]:
     for number in range(replicas, demand.target.replicas):
         yield misfits.replica(reasons.hw, demand, number, replicas)
     if not replicas:
-        for pool in demand.drafts:
+        for pool in (pool for pool in demand.drafts if not pool.light):  # those need no place of their own
             yield from (misfits.orphan(pool, worker) for worker in range(pool.workers))
     there = {draft for draft, _ in state.spots}
     for replica in range(replicas):

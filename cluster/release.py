@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gammaray.cluster import show_plan
 from gammaray.cluster.chart_pools import Pod, assumption, parse, pods
 from gammaray.cluster.chart_values import Values, mapping, merged, over
-from gammaray.cluster.demand import demand
-from gammaray.cluster.placement import plan
+from gammaray.cluster.forecast import forecast
+from gammaray.cluster.keys import added
 from gammaray.cluster.plans import Plan, Unplaced
 from gammaray.cluster.topology import count
 from gammaray.config import Config
@@ -35,9 +34,8 @@ def plan_values(files: Sequence[Path], topologies: Sequence[str] = ()) -> Plan:
     Raises ConfigError for values that cannot be read, and for a configuration that cannot be served.
     """
     asked = release(merged(files), dict(map(_pair, topologies)))
-    nodes = [pod.topology for pod in asked.pods]
-    made = plan(nodes, demand(asked.config, sizes=any(node.gpus for node in nodes)))
-    made = show_plan.with_outlook(made, asked.config.target)
+    memory = {pod.topology.node: pod.memory for pod in asked.pods if pod.memory is not None}
+    made = forecast(asked.config, [pod.topology for pod in asked.pods], memory)
     unplaced = (*made.unplaced, *_without_cpus(made, asked.pods))
     return replace(made, unplaced=unplaced, notes=(*asked.notes, *made.notes, *_idle(made, asked.pods)))
 
@@ -80,17 +78,16 @@ def _with_keys(values: Values) -> Values:
     for name in mapping(keys.get("tenants") or {}, "keys.tenants"):
         if name not in tenants:
             raise ConfigError(f"keys.tenants.{name}: no tenant has this name{nearest(name, tenants)}")
-        tenants[name] = _added(tenants[name], "api_keys", name)
+        tenants[name] = added(tenants[name], f"config.tenants.{name}", "api_keys", [_stand_in(name)])
     config = {**config, "tenants": tenants}
     if mapping(keys.get("operator") or {}, "keys.operator").get("existingSecret"):
-        config["server"] = _added(config.get("server"), "operator_keys", "")
+        config["server"] = added(config.get("server"), "config.server", "operator_keys", [_stand_in("")])
     return config
 
 
-def _added(holder: object, field: str, tenant: str) -> Values:
-    known = holder if isinstance(holder, dict) else {}
-    stands_in = {"name": "from-a-secret", "sha256": hashlib.sha256(f"{field} {tenant}".encode()).hexdigest()}
-    return {**known, field: [*known.get(field, []), stands_in]}
+def _stand_in(tenant: str) -> Values:
+    """For the keys of a tenant's Secret, or of the operators'; no two are the same."""
+    return {"name": "from-a-secret", "sha256": hashlib.sha256(tenant.encode()).hexdigest()}
 
 
 def _without_cpus(made: Plan, among: Sequence[Pod]) -> Iterator[Unplaced]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import re
@@ -261,7 +262,8 @@ def served_dtype(url: str) -> str:
 def ready_text(url: str, model: str, dtype: str, seconds: float, needs_key: bool = False) -> str:
     """One line with the address, and a command to try."""
     key = "-H 'Authorization: Bearer KEY' " if needs_key else ""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    messages = [{"role": "user", "content": "Name three rivers."}]
+    body = json.dumps({"model": model, "messages": messages, "temperature": 0})
     return (
         f"ready: {model} ({dtype}) at {url} (started in {seconds:.1f} s; Ctrl-C stops it)\n"
         f"try:   curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"

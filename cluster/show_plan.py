@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
-from gammaray.cluster.plans import Placed, Plan, Unplaced
+from gammaray.cluster.plans import Placed, Plan
 from gammaray.cluster.topology import printable
-from gammaray.config import Target
-
-OUTLOOK = "a plan for GPUs was never carried out on real ones: see docs/limits.md"
-REFUSED = "{} works on CPUs only in this version"
-
-
-def with_outlook(plan: Plan, target: Target) -> Plan:
-    """Says what would become of it where a plan is for GPUs."""
-    if not any(placed.gpus for placed in plan.placements):
-        return plan
-    asked = {"tensor_parallel": target.tensor_parallel > 1, "deterministic": target.deterministic}
-    refused = (f"`serve` would refuse it: {REFUSED.format(name)}" for name, on in asked.items() if on)
-    return replace(plan, notes=(*plan.notes, OUTLOOK, *refused))
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -35,9 +22,11 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def as_text(plan: Plan) -> str:
-    """Two lines for each process: where, and why."""
+    """Two lines for each process: where, and why. What has no place for the same reason shares it."""
     lines = [line for placed in plan.placements for line in _lines(placed)]
-    lines += [line for missing in plan.unplaced for line in _missing(missing)]
+    for (reason, needs), alike in groupby(plan.unplaced, lambda missing: (missing.reason, missing.needs)):
+        lines += [f"NOT PLACED: {missing.what}" for missing in alike]
+        lines += [f"      {reason}", f"      needs {needs}"]
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join(map(printable, lines))
 
@@ -68,7 +57,3 @@ def _lines(placed: Placed) -> tuple[str, ...]:
     share = "" if placed.memory_fraction is None else f"  {placed.memory_fraction:.0%} of memory"
     head = f"{who:<44} {placed.node}  {where:<12} {placed.mode}{share}"
     return head, f"{' ' * 6}{placed.reason}"
-
-
-def _missing(missing: Unplaced) -> tuple[str, ...]:
-    return f"NOT PLACED: {missing.what}", f"      {missing.reason}", f"      needs {missing.needs}"

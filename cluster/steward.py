@@ -25,11 +25,11 @@ from gammaray.cluster.declaration import declaration
 from gammaray.cluster.holdings import KEPT, Kept, Window
 from gammaray.cluster.layout import Layout
 from gammaray.cluster.moves import homes, overrides, renumbered
-from gammaray.cluster.nodes import Node, Probe, missing
+from gammaray.cluster.nodes import Node, Probe, missing, nodes
 from gammaray.cluster.prepare import prepare
 from gammaray.cluster.run import APP
 from gammaray.config import Config
-from gammaray.errors import GammarayError
+from gammaray.errors import ConfigError, GammarayError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ POLL_S = 1.0
 SAY_S = 60.0  # between two lines about nodes that are waited for
 GONE_S = 10.0  # without the application, before all is left
 LOST_S = 10.0  # without a node, before its replicas get another one
+AGAIN_S = 10.0  # after a start that failed: Ray has Serve's task try four times, each a stop of what runs
 CALLS = 8  # at once: a new declaration must be heard while an old one waits
 
 
@@ -70,8 +71,9 @@ class Steward:
 
     def __init__(self) -> None:
         self._kept: Kept | None = get(KEPT)
-        self._lock, self._turn = threading.Lock(), 0
+        self._lock, self._turn, self._counting = threading.Lock(), 0, threading.Lock()
         self._gone, self._lost = Lasting(GONE_S), Lasting(LOST_S)
+        self._failed: tuple[object, float, ConfigError] | None = None  # what did not start, and when
         self._metrics = Window(self._say)
         self._said = ""
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -79,12 +81,11 @@ class Steward:
     def take(self, args: Mapping[str, Any], probe: Probe, link_factory: LinkFactory) -> Taken:
         """When this returns everything is held that the application needs beside Serve.
 
-        What has no place changes nothing of what was there before. Raises ConfigError, and GammarayError when
-        something else was declared meanwhile.
+        What has no place, or does not start, leaves what was there before. Raises ConfigError, and
+        GammarayError when something else was declared meanwhile.
         """
         self._gone(False)
-        self._turn += 1
-        turn, told = self._turn, declaration(args)
+        turn, told = self._next(), declaration(args)
         config = told.configured()
         self._wait(told.pools, turn)
         with self._lock:
@@ -92,10 +93,10 @@ class Steward:
             if self._kept and (self._kept.args, self._kept.config) == (args, config):
                 self._keep(replace(self._kept, built=self._kept.now))
             else:
+                self._check_again(args, config)
                 layout, among = prepare(config, probe, self._say, told.computing)
                 kept = Kept(args, config, layout, layout, homes(layout, among), probe, link_factory)
-                self._leave()
-                self._enter(kept, among, turn)
+                self._replace(self._kept, kept, among, turn)
             assert self._kept
             return Taken(config, self._kept.now)
 
@@ -109,9 +110,39 @@ class Steward:
                 logger.warning("waiting for nodes: %s", ", ".join(f"{n} of {p}" for p, n in more.items()))
             time.sleep(POLL_S)
 
+    def _next(self) -> int:
+        with self._counting:  # calls come in threads of their own
+            self._turn += 1
+            return self._turn
+
     def _check(self, turn: int) -> None:
         if turn != self._turn:
             raise GammarayError("given up: another configuration came, or the application is gone")
+
+    def _check_again(self, args: Mapping[str, Any], config: Config) -> None:
+        if self._failed:
+            what, when, error = self._failed
+            if what == (args, config) and time.monotonic() - when < AGAIN_S:
+                raise error
+
+    def _replace(self, before: Kept | None, kept: Kept, among: Sequence[Node], turn: int) -> None:
+        """When it fails Serve goes on with the replicas of before, which still compute on their GPUs."""
+        self._leave()
+        try:
+            self._enter(kept, among, turn)
+        except Exception as error:
+            if turn == self._turn:  # else somebody else comes
+                if before:
+                    self._return(before, turn)
+                if isinstance(error, ConfigError):
+                    self._failed = (kept.args, kept.config), time.monotonic(), error
+            raise
+
+    def _return(self, before: Kept, turn: int) -> None:
+        try:
+            self._enter(before, nodes(declaration(before.args).computing), turn)
+        except Exception as error:
+            self._say(f"what was there before did not start again: {error}")
 
     def _enter(self, kept: Kept, among: Sequence[Node], turn: int) -> None:
         try:
@@ -137,7 +168,7 @@ class Steward:
             try:
                 there = deployments.applications()
                 if self._gone(APP not in there):
-                    self._turn += 1  # nobody waits for nodes any more
+                    self._next()  # nobody waits for nodes any more
                 if self._lock.acquire(blocking=False):  # else what was seen is old before it can be used
                     try:
                         self._look(there)

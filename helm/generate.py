@@ -1,4 +1,4 @@
-"""Writes what of the chart follows from other files: `make chart`. With --check it says what is stale."""
+"""Writes what follows from other files of the chart: `make chart`. With --check it says what is stale."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from keys import keys
 from readme import readme
 from schema import schema
 from values import parse
@@ -13,14 +14,18 @@ from values import parse
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "gammaray"
 DASHBOARDS = HERE.parent / "telemetry" / "dashboards"
+KEYS = HERE.parent / "cluster" / "chart_keys.json"
 
 
 def outputs() -> dict[Path, str]:
     """Each file that is made, and what belongs into it. Raises ValueError for a value without a comment."""
     values = parse((CHART / "values.yaml").read_text())
     intro = (HERE / "README.intro.md").read_text()
+    made = schema(values)
+    known = {**(keys(made, made["definitions"]) or {}), "config": None}  # which has errors of its own
     return {
-        CHART / "values.schema.json": json.dumps(schema(values), indent=1) + "\n",
+        CHART / "values.schema.json": json.dumps(made, indent=1) + "\n",
+        KEYS: json.dumps(known, indent=1) + "\n",
         CHART / "README.md": readme(intro, values),
         **{_copy_of(file): file.read_text() for file in sorted(DASHBOARDS.iterdir())},
     }

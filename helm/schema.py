@@ -14,20 +14,41 @@ from gammaray.config import Config
 Schema = dict[str, Any]
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-QUANTITY: Schema = {"type": ["string", "number"], "pattern": r"^[0-9]+(\.[0-9]+)?([KMGTPE]i?|k|m)?$"}
+# No fractions: the CRDs have integers or text.
+QUANTITY: Schema = {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPEm])?$"}
 COUNT: Schema = {"type": ["integer", "null"], "minimum": 0}
 PERCENT: Schema = {"type": "integer", "minimum": 1, "maximum": 100}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
-DURATION: Schema = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
+DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(ms|[ywdhms]))+$"}
 DIGEST: Schema = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
-RESOURCES: Schema = {"type": "object", "additionalProperties": {"anyOf": [QUANTITY, {"type": "object"}]}}
+RESOURCES: Schema = {"type": "object", "additionalProperties": QUANTITY}
+TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}  # labels, annotations
+PROBE: Schema = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
 SECRET: Schema = {
     "type": "object",
     "properties": {"existingSecret": {"type": "string", "minLength": 1}},
     "required": ["existingSecret"],
     "additionalProperties": False,
 }
-NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"  # DNS-1035, of which the operator makes names
+VARIABLE: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 1}, "value": {"type": "string"}},
+    "required": ["name"],
+}
+# Lists of which the templates read more than that they are lists.
+NAMED: Schema = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+}
+PATH: Schema = {"type": "object", "properties": {"path": {"type": "string"}, "pathType": {"type": "string"}}}
+HOST: Schema = {
+    "type": "object",
+    "properties": {
+        "host": {"type": "string"},
+        "paths": {"type": "array", "items": {**PATH, "additionalProperties": False}},
+    },
+    "additionalProperties": False,
+}
 
 
 def _one_of(*names: str) -> Schema:
@@ -36,17 +57,36 @@ def _one_of(*names: str) -> Schema:
 
 # Where a default does not say enough. `*` stands for any name.
 MORE: dict[str, Schema] = {
+    "image.repository": {"type": "string", "minLength": 1},
     "image.pullPolicy": _one_of("Always", "IfNotPresent", "Never"),
     "image.digest": DIGEST,
     "image.cudaDigest": DIGEST,
+    "rayVersion": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+([.+-].*)?$"},
     "keys.tenants": {"type": "object", "additionalProperties": SECRET},
     "*.resources": RESOURCES,
+    "*.nodeSelector": TEXTS,
+    "*.podAnnotations": TEXTS,
+    "*.podLabels": TEXTS,
+    "*.annotations": TEXTS,
+    "*.labels": TEXTS,
+    "*.extraEnv": {"type": "array", "items": VARIABLE},
+    "*.extraVolumes": NAMED,
+    "*.extraVolumeMounts": NAMED,
+    "*.resourceClaims": NAMED,
+    "imagePullSecrets": NAMED,
+    "ingress.hosts": {"type": "array", "items": HOST},
+    "probes.startup": PROBE,
+    "probes.readiness": PROBE,
+    "probes.liveness": PROBE,
+    "httpRoute.hostnames": {"type": "array", "items": {"type": "string"}},
+    "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
     "*.startupSeconds": {"type": "integer", "minimum": 1},
     "poolDefaults.minReplicas": COUNT,
     "poolDefaults.maxReplicas": COUNT,
     "poolDefaults.gpuMemory": {"anyOf": [QUANTITY, {"const": ""}]},
     "poolDefaults.shmSize": QUANTITY,
     "modelCache.size": QUANTITY,
+    "modelCache.mountPath": {"type": "string", "pattern": "^/."},
     "service.port": PORT,
     "service.type": _one_of("ClusterIP", "NodePort", "LoadBalancer"),
     "podDisruptionBudget.minAvailable": COUNT,
@@ -56,6 +96,7 @@ MORE: dict[str, Schema] = {
     "gcsFaultTolerance.rocksdb.size": QUANTITY,
     "autoscaling.upscalingMode": _one_of("Default", "Aggressive", "Conservative"),
     "upgrade.strategy": _one_of("NewCluster", "NewClusterWithIncrementalUpgrade", "None"),
+    "upgrade.configChange": _one_of("in-place", "new-cluster"),
     "upgrade.maxSurgePercent": PERCENT,
     "upgrade.stepSizePercent": PERCENT,
     "upgrade.intervalSeconds": {"type": "integer", "minimum": 1},
@@ -70,7 +111,8 @@ def schema(values: Value) -> Schema:
     if stale := MORE.keys() - used:
         raise ValueError(f"helm/schema.py: values.yaml has no {', '.join(sorted(stale))}")
     configuration = Config.model_json_schema()
-    pool = whole["properties"]["poolDefaults"]
+    pool = {**whole["properties"]["poolDefaults"]}
+    del pool["required"]  # what a pool does not say is in poolDefaults
     described = {name: whole["properties"][name]["description"] for name in ("config", "pools")}
     whole["properties"] |= {
         "global": {"type": "object"},  # helm's own, of charts that have this one as a part
@@ -78,10 +120,8 @@ def schema(values: Value) -> Schema:
         "pools": {
             "type": "object",
             "description": described["pools"],
-            "propertyNames": {"pattern": NAME},
             "additionalProperties": {"$ref": "#/definitions/PodPool"},
         },
-        "poolDefaults": {"$ref": "#/definitions/PodPool"},
     }
     parts = configuration.pop("$defs")
     known = {name: _draft07(part) for name, part in {**parts, "Config": configuration}.items()}
@@ -90,9 +130,11 @@ def schema(values: Value) -> Schema:
 
 
 def _closed(group: Value, used: set[str]) -> Schema:
-    """Nothing but what is named: helm tells of a misspelt key."""
+    """Nothing but what is named: helm tells of a misspelt key. A null takes a default away, and what has one
+    is needed: the templates count on it."""
     properties = {child.path[-1]: _schema(child, used) for child in group.children}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+    needed = [child.path[-1] for child in group.children if child.default not in (None, "", [], {})]
+    return {"type": "object", "properties": properties, "additionalProperties": False, "required": needed}
 
 
 def _schema(value: Value, used: set[str]) -> Schema:
@@ -109,6 +151,8 @@ def _type(value: Value, used: set[str]) -> Schema:
     if value.default is None:
         raise ValueError(f"values.yaml: {value.name} is null, which has no type: say it in helm/schema.py")
     found: Schema = {"type": TYPES[type(value.default)]}
+    if found["type"] == "array":
+        found["items"] = {"type": TYPES[type(value.default[0])] if value.default else "object"}
     return {**found, "minimum": 0} if found["type"] == "integer" else found
 
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,18 +108,28 @@ def chat(
 @app.command()
 def key(
     name: Annotated[str, typer.Option(help="What logs call the key.")] = "main",
+    from_stdin: Annotated[
+        bool,
+        typer.Option("--from-stdin", help="Read a key that clients have already; it is not printed again."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
     """Make an API key: for a client the key, which is kept nowhere; for the configuration its line."""
-    from gammaray.api.auth import fingerprint, fresh_key
+    from gammaray.api.auth import fingerprint, fresh_key, given_key
     from gammaray.config import check_key, flow
 
-    secret = fresh_key()
-    entry = check_key(name, fingerprint(secret.encode()))
+    secret = "" if from_stdin else fresh_key()
+    entry = check_key(name, fingerprint(given_key(_typed()) if from_stdin else secret.encode()))
+    shown = {"key": secret} if secret else {}
     if as_json:
-        print(json.dumps({"key": secret, "name": entry.name, "sha256": entry.sha256}))
+        print(json.dumps({**shown, "name": entry.name, "sha256": entry.sha256}))
     else:
-        print(f"key:    {secret}\nconfig: {flow(entry)}", end="")
+        print(*(f"key:    {secret}\n" for _ in shown), f"config: {flow(entry)}", sep="", end="")
+
+
+def _typed() -> bytes:
+    """Standard input; a terminal does not show what is typed."""
+    return getpass("key: ").encode() if sys.stdin.isatty() else sys.stdin.buffer.read()
 
 
 @app.command()
@@ -228,9 +239,10 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
     """Print which GPU would hold what, and why; start nothing. Exit code 1 when something has no place."""
+    import psutil
+
     from gammaray.cluster import matrix, nvml, release, show_plan
-    from gammaray.cluster.demand import demand
-    from gammaray.cluster.placement import plan
+    from gammaray.cluster.forecast import forecast
     from gammaray.config import load
 
     if values:
@@ -240,8 +252,8 @@ def plan(
     else:
         settings, files = load(config), [*map(Path, topology or ()), *(more or ())]
         found = matrix.read_all(files, gpu_name) if files else [nvml.this_machine(gpu_name)]
-        made = plan(found, demand(settings, sizes=any(node.gpus for node in found)))
-        made = show_plan.with_outlook(made, settings.target)
+        memory = {} if files else {found[0].node: psutil.virtual_memory().total}
+        made = forecast(settings, found, memory)
     print(json.dumps(show_plan.as_json(made)) if as_json else show_plan.as_text(made))
     raise typer.Exit(1 if made.unplaced else 0)
 

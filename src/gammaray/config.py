@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
@@ -23,6 +23,12 @@ from gammaray.yamlfile import read
 
 NO_KEYS = "no request can reach it: it has no api_keys (`gammaray key` makes one)"
 KEY_LISTS = {"api_keys", "operator_keys"}  # no value below these is ever shown
+FOREIGN = {  # flags of vLLM, as keys
+    "max_num_seqs": "max_batch",
+    "max_num_batched_tokens": "token_budget",
+    "gpu_memory_utilization": "target.kv.memory",
+    "enable_prefix_caching": "target.kv.prefix_cache",
+}
 
 
 class KV(Strict):
@@ -37,6 +43,7 @@ class KV(Strict):
 class Target(Strict):
     """The model whose output distribution is served."""
 
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN
     model: str = Field(min_length=1)  # alias, Hugging Face id, local folder, or GGUF file
     dtype: Dtype = "auto"
     tensor_parallel: int = Field(

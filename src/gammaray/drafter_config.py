@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,9 +17,16 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Tree = Literal["static", "dynamic", "sequoia"]
 # What is learned from answers serves the request itself, or all later ones of its tenant, too.
 Memory = Literal["request", "tenant"]
+FOREIGN = {  # keys of vLLM's --speculative-config
+    "model": "path",
+    "num_speculative_tokens": "tenants.NAME.speculation.gamma",
+    "prompt_lookup_max": "max_ngram",
+    "prompt_lookup_min": "min_ngram",
+}
 
 
 class _Versioned(Strict):
+    foreign: ClassVar[Mapping[str, str]] = FOREIGN
     version: str = Field(default="1", min_length=1, max_length=64)
 
 

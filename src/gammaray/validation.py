@@ -22,11 +22,14 @@ class Strict(BaseModel):
 
     `planned` maps keys that do not work in this version to the values that ask for nothing: such a
     value is dropped, any other is an error that says so, with the key's entry of `reasons` if it has one.
+    `foreign` maps names that other servers have to the key that does the same here: one of this model's,
+    or a whole path with dots.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     planned: ClassVar[Planned] = {}
     reasons: ClassVar[Mapping[str, str]] = {}
+    foreign: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +94,9 @@ def _keys(model: type[Strict]) -> list[str]:
 def _unknown(key: object, model: type[Strict]) -> dict[str, Any]:
     # pydantic fails on a lone surrogate
     name = shorten(str(key)).encode("utf-8", "backslashreplace").decode()
-    return {"key": name, "hint": nearest(name, _keys(model))}
+    here = model.foreign.get(name, "")
+    meant = f"; did you mean {here!r}?" if "." in here or here in _keys(model) else None
+    return {"key": name, "hint": meant or nearest(name, _keys(model))}
 
 
 def _asked(key: str, model: type[Strict]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from gammaray.config import Config, parse
 from gammaray.yamlfile import read
 
 
-def gammaray(*arguments: str) -> subprocess.CompletedProcess[str]:
+def gammaray(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gammaray.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, input=stdin)
 
 
 def load_text(text: str) -> Config:
@@ -90,6 +90,23 @@ def test_a_key_is_printed_once_with_its_line(name: str) -> None:
     key, line = (text.split(maxsplit=1)[1] for text in done.stdout.splitlines())
     assert yaml.safe_load(line) == {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest()}
     assert load_text(f"tenants: {{a: {{api_keys: [{line}]}}}}").tenants["a"].api_keys[0].name == name
+
+
+@pytest.mark.parametrize("sent", ["sk-old", "sk-old\n"])
+def test_a_key_that_clients_have_is_kept_and_not_shown(sent: str) -> None:
+    done = gammaray("key", "--from-stdin", "--name", "web", stdin=sent)
+    (line,) = done.stdout.splitlines()
+    own = {"name": "web", "sha256": hashlib.sha256(b"sk-old").hexdigest()}
+    assert yaml.safe_load(line) == {"config": own}
+    assert json.loads(gammaray("key", "--from-stdin", "--name", "web", "--json", stdin=sent).stdout) == own
+    assert "sk-old" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("sent", ["", "\n", "sk-one\nsk-two", "sk old", "sk-\xe4"])
+def test_what_is_no_key_is_refused_and_not_shown(sent: str) -> None:
+    done = gammaray("key", "--from-stdin", stdin=sent)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no key on standard input" in done.stderr and "sk" not in done.stderr
 
 
 def test_keys_as_json() -> None:

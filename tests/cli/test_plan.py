@@ -139,12 +139,35 @@ except SystemExit as done:
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
 
 
-@pytest.mark.parametrize("asked", ["tensor_parallel: 1", "deterministic: true"])
-def test_a_plan_for_gpus_says_what_would_become_of_it(asked: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "code", "says"),
+    [
+        ("replicas: 1", 0, "was never carried out on real ones: see docs/never-run.md"),
+        ("deterministic: true", 1, "deterministic works on CPUs only"),
+        ("tensor_parallel: 2, replicas: 2", 1, "tensor_parallel works on CPUs only"),
+    ],
+)
+def test_a_plan_for_gpus_says_what_would_become_of_it(
+    asked: str, code: int, says: str, tmp_path: Path
+) -> None:
+    """`serve` would fail late, after the weights are on their way."""
     file = tmp_path / "node.json"
-    file.write_text('{"gpu_name": "NVIDIA H100 80GB HBM3", "matrix": [["X"]]}')
+    file.write_text('{"gpu_name": "NVIDIA H100 80GB HBM3", "matrix": [["X", "NV18"], ["NV18", "X"]]}')
     config = tmp_path / "c.yaml"
     config.write_text(f"target: {{model: some-8B, {asked}}}")
     done = plan(tmp_path, str(config), "--topology", str(file))
-    assert "was never carried out on real ones" in done.stdout
-    assert ("deterministic works on CPUs only" in done.stdout) is ("deterministic" in asked)
+    assert (done.returncode, done.stdout.count(says)) == (code, 1), done.stdout
+    assert ("GPU 0" in done.stdout) is (code == 0)  # what is refused has no place
+
+
+@pytest.mark.parametrize(("model", "code"), [("org/target-900000B", 1), ("org/target-1M", 0), ("org/any", 0)])
+def test_weights_beyond_this_machine_s_memory_are_a_finding(model: str, code: int, tmp_path: Path) -> None:
+    """Without it a plan for CPUs is no evidence at all."""
+    config = tmp_path / "c.yaml"
+    config.write_text(f"target: {{model: {model}}}")
+    done = plan(tmp_path, str(config))
+    if "  GPU " in done.stdout:
+        pytest.skip("this machine has GPUs")
+    assert done.returncode == code, done.stdout
+    assert ("of memory in all" in done.stdout) is (code == 1)
+    assert ("whether memory suffices was not checked" in done.stdout) is (model == "org/any")

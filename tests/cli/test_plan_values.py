@@ -22,6 +22,7 @@ from gammaray.errors import ConfigError
 TARGET = {"target": {"model": "org/target-8B", "max_model_len": 4096}}
 SMALL = {"drafters": {"small": {"method": "model", "model": "org/draft-1B"}}}
 DRAFTS = {**TARGET, **SMALL, "tenants": {"default": {"drafter": "small"}}}
+OPERATORS = {"operator": {"existingSecret": "x"}}
 PAIR = {"gpus": 2, "accelerator": "NVIDIA-H100-80GB-HBM3"}
 
 
@@ -161,7 +162,8 @@ def test_a_saved_matrix_comes_before_the_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pool", "target", "says"),
     [
-        (PAIR, {"tensor_parallel": 4}, "replica 0"),
+        (PAIR, {"tensor_parallel": 2}, "replica 0"),  # which would fit, and the engine refuses
+        ({"resources": {"memory": "12Gi"}}, {}, "1 replica of the target on a-0"),
         ({**PAIR, "gpuMemory": "8Gi"}, {}, "replica 0"),  # 16 GB of weights
         ({**PAIR, "accelerator": "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"}, {"model": "org/t-30B"}, "replica 0"),
         ({"resources": {"cpu": "1500m"}}, {"replicas": 3}, "3 replicas of the target on a-0"),
@@ -197,7 +199,19 @@ def test_pools_that_hold_nothing_are_told(tmp_path: Path) -> None:
         ({"config": {"server": {"require_api_key": True}}}, [], "no tenant has api_keys"),
         ({"keys": {"tenants": {"caht": {"existingSecret": "x"}}}}, [], "keys.tenants.caht: no tenant"),
         ({"config": None}, [], "config: expected a mapping"),
+        ({"config": {"server": 8000}, "keys": OPERATORS}, [], "config.server: expected a mapping"),
+        (
+            {"config": {"server": {"operator_keys": 3}}, "keys": OPERATORS},
+            [],
+            "operator_keys: expected a list",
+        ),
         ({"pools": {"main": 8}}, [], "pools.main: expected a mapping"),
+        ({"poolz": {}}, [], "poolz: unknown key; did you mean 'pools'"),
+        ({"pools": {"main": {"gpu": 1}}}, [], "pools.main.gpu: unknown key; did you mean 'gpus'"),
+        ({"poolDefaults": {"replica": 1}}, [], "poolDefaults.replica: unknown key; did you mean 'replicas'"),
+        ({"image": {"repositry": "x"}}, [], "image.repositry: unknown key; did you mean 'repository'"),
+        ({"monitoring": {"enabled": True}}, [], "monitoring.enabled: unknown key; known here: dashboards"),
+        ({"keys": {"tenants": {"default": {"secret": "x"}}}}, [], "default.secret: unknown key"),
     ],
 )
 def test_bad_values_are_told(values: dict[str, Any], topology: list[str], says: str, tmp_path: Path) -> None:

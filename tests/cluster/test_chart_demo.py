@@ -80,7 +80,7 @@ def url(released: Json) -> Iterator[str]:
             eventually(lambda: declared.ready(address), LOADING_S)
             yield address
         finally:
-            ray.shutdown()
+            declared.leave()
             pods.close()
 
 

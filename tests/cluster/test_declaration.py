@@ -35,22 +35,25 @@ def secret(folder: Path, path: str, key: str) -> None:
 
 
 def test_keys_of_secrets_become_keys_of_tenants_and_operators(tmp_path: Path) -> None:
-    secret(tmp_path, "tenants/shop/web", "a key\n")
+    secret(tmp_path, "tenants/shop/web", "a-key\n")
     secret(tmp_path, "tenants/shop/app", "another")
-    secret(tmp_path, "operator/ops", "a third")
+    secret(tmp_path, "operator/ops", "third")
     args = {"config": {**CONFIG, "server": {"require_api_key": True}}, "keys": str(tmp_path)}
     config = declaration(args).configured()
     assert [key.name for key in config.tenants["shop"].api_keys] == ["app", "web"]
-    assert config.tenants["shop"].api_keys[1].sha256 == hashlib.sha256(b"a key").hexdigest()
+    assert config.tenants["shop"].api_keys[1].sha256 == hashlib.sha256(b"a-key").hexdigest()
     assert [key.name for key in config.server.operator_keys] == ["ops"]
 
 
 @pytest.mark.parametrize(
     ("path", "key", "complaint"),
     [
-        ("tenants/shpo/web", "a key", "of a tenant that the configuration does not have"),
+        ("tenants/shpo/web", "a-key", "of a tenant that the configuration does not have"),
         ("tenants/shop/web", " \n", "is empty"),
-        ("tenants/shop/my key", "a key", r"api_keys\[0\]\.name"),
+        ("tenants/shop/my key", "a-key", r"api_keys\[0\]\.name"),
+        ("tenants/shop/web", "one-key\nanother", "holds no key"),  # a client could send neither
+        ("tenants/shop/web", "x" * 5000, "holds no key"),
+        ("tenants/shop/web/deeper", "a-key", "web' cannot be read: Is a directory"),
     ],
 )
 def test_keys_that_nobody_could_use_are_named(tmp_path: Path, path: str, key: str, complaint: str) -> None:
@@ -59,14 +62,48 @@ def test_keys_that_nobody_could_use_are_named(tmp_path: Path, path: str, key: st
         declaration({"config": CONFIG, "keys": str(tmp_path)}).configured()
 
 
-def test_a_secret_that_is_not_mounted_is_no_server_without_keys(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is the Secret mounted"):
-        declaration({"config": CONFIG, "keys": str(tmp_path / "keys")}).configured()
+def test_a_secret_that_is_not_there_is_no_server_without_keys(tmp_path: Path) -> None:
+    """Whoever came would be served."""
+
+    def refused(says: str, keys: str = "keys") -> None:
+        with pytest.raises(ConfigError, match=says):
+            declaration({"config": CONFIG, "keys": str(tmp_path / keys)}).configured()
+
+    refused("is the Secret mounted")
+    (tmp_path / "keys/other").mkdir(parents=True)
+    refused("has neither 'tenants' nor 'operator'")
+    (tmp_path / "keys/tenants").mkdir()
+    (tmp_path / "keys/tenants/shop").write_text("a-key")
+    refused("shop' cannot be read: Not a directory")
+    (tmp_path / "keys/tenants/shop").unlink()
+    (tmp_path / "keys/tenants/shop").mkdir()
+    refused("shop' is empty")
+    with pytest.raises(ConfigError, match=r"args\.keys"):
+        declaration({"config": CONFIG, "keys": ""})
+
+
+def test_keys_for_what_is_no_configuration_are_not_its_fault(tmp_path: Path) -> None:
+    secret(tmp_path, "tenants/shop/web", "a-key")
+    secret(tmp_path, "operator/ops", "third")
+    for more, says in [
+        ({"tenants": "shop"}, "config: tenants: expected a mapping"),
+        ({"tenants": {"shop": "x"}}, r"config: tenants\.shop: expected a mapping"),
+        ({"tenants": {"shop": {"api_keys": 3}}}, r"shop\.api_keys: expected a list"),
+        ({"server": 8000}, "config: server: expected a mapping"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            declaration({"config": {**CONFIG, **more}, "keys": str(tmp_path)}).configured()
 
 
 def test_a_wrong_argument_is_named() -> None:
     with pytest.raises(ConfigError, match=r"args\.pool: unknown key; did you mean 'pools'"):
         declaration({"config": CONFIG, "pool": {}})
+    with pytest.raises(
+        ConfigError, match=r"args\.ingress\.pool: 'wbe' is none of args.pools; did you mean 'web'"
+    ):
+        declaration({"config": CONFIG, "pools": {"web": 1}, "ingress": {"pool": "wbe"}})
+    with pytest.raises(ConfigError, match=r"args\.pools\.web"):
+        declaration({"config": CONFIG, "pools": {"web": -1}})
     with pytest.raises(ConfigError, match=r"args\.ingress\.replicas"):
         declaration({"config": CONFIG, "ingress": {"replicas": 0}})
     with pytest.raises(ConfigError, match="target"):

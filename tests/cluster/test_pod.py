@@ -93,10 +93,11 @@ def test_what_ray_would_refuse_as_a_label_is_refused_by_name(name: str, value: s
             "ray start --ip=$IP --x=${IP}0 --y=$NO",
             ["ray", "start", "--ip=1", "--x=10", "--y=", "--labels=k=own"],
         ),
+        ("ray start --a='x;y' --b=$NOTE", ["ray", "start", "--a=x;y", "--b=it's a; b", "--labels=k=own"]),
     ],
 )
 def test_labels_join_those_of_the_command_and_nothing_else_changes(given: str, expected: list[str]) -> None:
-    assert labelled(given, {"k": "own"}, {"IP": "1"}) == expected
+    assert labelled(given, {"k": "own"}, {"IP": "1", "NOTE": "it's a; b"}) == expected
 
 
 def test_without_labels_there_is_no_flag() -> None:
@@ -105,7 +106,13 @@ def test_without_labels_there_is_no_flag() -> None:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [("", "is not set"), ("sh -c x", "expected 'ray start"), ("ray start '", "cannot be read")],
+    [
+        ("", "is not set"),
+        ("sh -c x", "expected 'ray start"),
+        ("ray start --block && sleep 1", "alone"),  # Ray would be given the words behind it
+        ("ray start --block; ray start", "alone"),
+        ("ray start '", "cannot be read"),
+    ],
 )
 def test_what_is_no_start_command_stops_with_a_reason(given: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

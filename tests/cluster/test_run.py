@@ -194,3 +194,5 @@ def test_ready_text_is_a_command_that_works_in_a_shell() -> None:
     text = ready_text("http://127.0.0.1:8000", "tiny", "float32", 3.21)
     assert text.splitlines()[0].startswith("ready: tiny (float32) at http://127.0.0.1:8000 (started in 3.2 s")
     assert text.count("'") == 4
+    body = json.loads(text.split("'")[3])
+    assert (body["model"], body["temperature"]) == ("tiny", 0)  # a small model at 1 talks nonsense

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`"),  # in Ray itself
 ]
-KEY = "an operator's key"
+KEY = "an-operators-key"
 STEWARD, CONTROLLER = "ray::Steward", "ray::ControllerActor"
 STARTING_S = 180.0  # of processes, where cores are shared
 HEAD_GPUS = 8.0  # which belong to no pool
@@ -43,6 +43,7 @@ class Declared:
             "drafters": {"one": {"method": "model", "model": small, "placement": "split"}},
             "tenants": {"bank": {"drafter": "one", "pool": {"workers": 2}}},
             "telemetry": {"prometheus_port": serving.free_port()},
+            "server": {},
         }
         (folder / "keys/operator").mkdir(parents=True)
         (folder / "keys/operator/ops").write_text(KEY)
@@ -118,7 +119,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Declared]:
             app.add("a")
             yield app
         finally:
-            ray.shutdown()
+            declared.leave()
             pods.close()
 
 
@@ -203,6 +204,21 @@ def test_another_configuration_replaces_it_and_open_requests_end_as_they_should(
     eventually(lambda: free() == HEAD_GPUS)
 
 
+def test_what_does_not_start_says_why_and_what_ran_has_its_gpus_and_workers_again(app: Declared) -> None:
+    """Its replicas compute on those GPUs, so nobody else may be given them."""
+    from ray import serve
+
+    before, settings = app.starts(), app.config["server"]
+    app.deploy(server={"max_body_bytes": declared.UNFIT})
+    eventually(lambda: serve.status().applications["gammaray"].status == "DEPLOY_FAILED", STARTING_S)
+    assert "the drafter does not fit" in serve.status().applications["gammaray"].message
+    assert (count(CONTROLLER), count(KEEPER), count(WORKERS), free()) == (1, 1, 2, HEAD_GPUS)
+    assert app.chat(9) == "".join(word(9, i) for i in range(5))
+    app.deploy(server=settings)
+    eventually(app.ready, STARTING_S)
+    assert app.starts() == before
+
+
 def test_what_cannot_be_served_says_why_and_changes_nothing(app: Declared) -> None:
     from ray import serve
 
@@ -224,3 +240,6 @@ def test_when_it_is_gone_from_serve_nothing_is_held_and_it_can_come_again(app: D
     eventually(app.ready, STARTING_S)
     assert app.chat(8) == "".join(word(8, i) for i in range(5))
     assert (count(STEWARD), count(CONTROLLER), count(KEEPER), free()) == (1, 1, 1, HEAD_GPUS)
+    serve.shutdown()  # Serve's controller is another one after that, or none
+    eventually(lambda: not any(map(count, (WORKERS, KEEPER, CONTROLLER))))
+    eventually(lambda: free() == HEAD_GPUS + 4)

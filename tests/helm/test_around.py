@@ -105,3 +105,18 @@ def test_notes_name_what_there_is() -> None:
     assert "helm test" not in notes("--set", "tests.enabled=false")
     told = notes("--values", str(CHART / "ci" / "upgrade-values.yaml"))
     assert "gateway/demo-gammaray-gateway" in told and "helm test" not in told and "serve-svc" not in told
+
+
+def test_notes_lead_to_an_answer() -> None:
+    """A chat that ends in 401, a local port that only root may have, a tunnel beside the way in."""
+    told = notes("--values", str(CHART / "ci" / "two-pools-values.yaml"))
+    assert "export GAMMARAY_API_KEY=" in told and "gammaray chat --url https://llm.example.com\n" in told
+    assert "port-forward" not in told
+    route = [
+        "--set",
+        "httpRoute.enabled=true,httpRoute.parentRefs[0].name=a,httpRoute.hostnames[0]=b.example",
+    ]
+    assert "gammaray chat --url https://b.example\n" in notes(*route)
+    plain = notes("--set", "service.port=80")
+    assert " 8000:80 &\n" in plain and "--url http://127.0.0.1:8000\n" in plain and "KEY" not in plain
+    assert " 8200:8200 &\n" in notes("--set", "service.port=8200")

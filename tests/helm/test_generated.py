@@ -162,7 +162,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"config": {"tenants": {"t": {"buckets": [{"alpha": [0, 1, 2], "gamma": 1}]}}}}, "alpha"),
     ({"pools": {"a": {"gpu": 8}}}, "gpu"),
     ({"pools": {"a": {"gpus": "8"}}}, "gpus"),
-    ({"pools": {"A_b": {}}}, "A_b"),
     ({"pools": {"a": {"resources": {"memory": "16 GB"}}}}, "memory"),
     ({"image": {"pulPolicy": "Always"}}, "pulPolicy"),
     ({"upgrade": {"strategy": "Rolling"}}, "strategy"),

@@ -115,18 +115,16 @@ def test_keys_come_from_secrets_where_the_product_looks() -> None:
 
 @each_file
 def test_a_slow_start_is_waited_for(file: Path) -> None:
-    """A liveness probe that kills a pod which still loads, an operator that gives up before the pods do."""
-    longest = 0
+    """A liveness probe that kills a pod which still loads, an operator that gives up for good."""
     for name, group in pools(file).items():
         probes = container(group)
         startup = probes["startupProbe"]
-        longest = max(longest, startup["failureThreshold"] * startup["periodSeconds"])
         assert startup["failureThreshold"] * startup["periodSeconds"] >= 120, name
         ports = {port["name"] for port in probes["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             port = probes[probe]["httpGet"]["port"]
             assert isinstance(port, int) or port in ports, f"{name}: {probe}"
-    assert int(service(file)["metadata"]["annotations"]["ray.io/initializing-timeout"]) >= longest
+    assert "ray.io/initializing-timeout" not in service(file)["metadata"].get("annotations", {})
 
 
 @each_file

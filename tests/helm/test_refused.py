@@ -21,6 +21,7 @@ CASES: dict[str, Values] = {
     "has 48 characters": {"fullnameOverride": "a" * 48},
     "must begin with a letter": {"fullnameOverride": "1st"},
     "pools.head: give it another name": {"pools": {"head": {}}},
+    "pools.H100: give it another name": {"pools": {"H100": {"gpus": 8}}},
     "replicas (1) must lie between": {
         "pools": {"main": {"minReplicas": 2, "maxReplicas": 3}},
         "autoscaling": ON,
@@ -28,28 +29,54 @@ CASES: dict[str, Values] = {
     "so something must choose": {"pools": {"main": {"maxReplicas": 2}}},
     "nothing brings its GPUs": {"pools": {"main": {"gpus": 1, "gpuResource": ""}}},
     "there is no pod for the model": {"pools": {"main": {"replicas": 0}}},
-    "config.target.tensor_parallel is 4": {
-        "config": {"target": {"tensor_parallel": 4}},
+    "config.target.tensor_parallel is 2, and works on CPUs only": {
+        "config": {"target": {"tensor_parallel": 2}},
         "pools": {"main": {"gpus": 2}},
     },
     "ingressPool.replicas must be at least 1": {"ingressPool": {"enabled": True, "replicas": 0}},
     "pools.main.extraEnv: GAMMARAY_POOL": {"pools": {"main": {"extraEnv": [{"name": "GAMMARAY_POOL"}]}}},
+    "pools.main.podLabels: by app.kubernetes.io/instance": {
+        "pools": {"main": {"podLabels": {"app.kubernetes.io/instance": "mine"}}}
+    },
+    "head.extraVolumes: the chart has a volume shm": {
+        "head": {"extraVolumes": [{"name": "shm", "emptyDir": {}}]}
+    },
+    "config.server.port is 8080": {"config": {"server": {"port": 8080}}},
+    "prometheus_port is 8000": {"config": {"telemetry": {"prometheus_port": 8000}}},
+    "so that Prometheus would see Ray alone": {
+        "config": {"telemetry": {"prometheus_port": 0}},
+        "monitoring": {"podMonitor": ON},
+    },
+    "tenants.support.drafter: config.drafters has no smal, but lookup": {
+        "config": {"tenants": {"support": {"drafter": "smal"}}}
+    },
     "keys.tenants.chat: config.tenants has no such": {"keys": {"tenants": {"chat": {"existingSecret": "a"}}}},
     "its keys lie in a folder": {
         "config": {"tenants": {"a b": {}}},
         "keys": {"tenants": {"a b": {"existingSecret": "a"}}},
     },
+    "and no '.' first": {
+        "config": {"tenants": {"..": {}}},
+        "keys": {"tenants": {"..": {"existingSecret": "a"}}},
+    },
+    "pools.main.resources: ask for nvidia.com/gpu": {"pools": {"main": {"resources": {"nvidia.com/gpu": 1}}}},
     "set existingSecret to the name": {"keys": {"tenants": {"default": {}}}},
     "no tenant has a key": {"config": {"server": {"require_api_key": True}}, "tests": OFF},
     "there is no operator key to read them": {"config": METRICS},
     "terminationGracePeriodSeconds must be at least 930": {"config": {"server": {"request_timeout_s": 900}}},
     "auth.enabled needs Ray 2.52": {"rayVersion": "2.51.0"},
+    "Kueue takes no service with Ray's autoscaler": {"kueue": {"queueName": "a"}, "autoscaling": ON},
+    "Kueue takes 7 groups": {"kueue": {"queueName": "a"}, "pools": {f"p{i}": {} for i in range(7)}},
     'gcsFaultTolerance.backend is "etcd"': {"gcsFaultTolerance": {"enabled": True, "backend": "etcd"}},
     "set gcsFaultTolerance.redisAddress": {"gcsFaultTolerance": ON},
     "which has no address and no password": {
         "gcsFaultTolerance": {"enabled": True, "backend": "rocksdb", "redisAddress": "redis:6379"}
     },
     'upgrade.strategy is "Rolling"': {"upgrade": {"strategy": "Rolling"}},
+    'upgrade.configChange is "never"': {"upgrade": {"configChange": "never"}},
+    "upgrade.configChange new-cluster needs an upgrade": {
+        "upgrade": {"configChange": "new-cluster", "strategy": "None"}
+    },
     "needs Ray's autoscaler": {"upgrade": INCREMENTAL},
     "set upgrade.gatewayClassName": {"upgrade": INCREMENTAL | {"gatewayClassName": ""}, "autoscaling": ON},
     "must not exceed upgrade.maxSurgePercent": {
@@ -114,6 +141,42 @@ def test_every_sentence_is_reached(folder: Path) -> None:
     assert unreached == []
 
 
+@pytest.mark.parametrize("key", ["server.port", "telemetry.prometheus_port"])
+def test_ports_of_ray_are_taken(key: str, folder: Path) -> None:
+    """Two listeners on one port of a pod: the second never starts, and only its log says so."""
+    group, name = key.split(".")
+    for port in (6379, 8080, 8265, 10001, 10002, 19999, 44217, 44227, 52365):
+        message = refused("4", *with_values({"config": {group: {name: port}}}, folder))
+        assert f"config.{key} is {port}" in message and "set service.port" in message
+    assert "as config.server.port is" in refused("4", "--set", "config.server.port=9464")
+
+
+MISNAMED: list[tuple[Values, str]] = [
+    ({"fallback_drafter": "x"}, "fallback_drafter"),
+    ({"speculation": {"canary": {"drafter": "x", "share": 0.1}}}, "speculation.canary.drafter"),
+    ({"choices": [{"drafter": "lookup"}, {"drafter": "x"}]}, "choices[1].drafter"),
+    (
+        {"classes": [{"name": "a", "when": {"route": "chat"}, "fallback_drafter": "x"}]},
+        "classes[0].fallback_drafter",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tenant", "place"), MISNAMED, ids=[place for _, place in MISNAMED])
+def test_a_drafter_that_there_is_not_is_named(tenant: Values, place: str, tmp_path: Path) -> None:
+    """Wherever the configuration takes one: the application would tell when all pods are there."""
+    values = {"config": {"tenants": {"a": tenant, "b": {"drafter": None, "speculation": {"canary": None}}}}}
+    assert f"config.tenants.a.{place}: config.drafters has no x" in refused(
+        "4", *with_values(values, tmp_path)
+    )
+
+
+@pytest.mark.parametrize("major", VERSIONS)
+def test_the_schema_leaves_names_of_pools_to_the_chart(major: str) -> None:
+    """Helm tells of a name that does not fit a pattern at the path of some other value."""
+    assert "pools.H100: give it another name" in refused(major, "--set", "pools.H100.gpus=8")
+
+
 @pytest.mark.parametrize("major", VERSIONS)
 @pytest.mark.parametrize(
     ("values", "seen"),
@@ -124,6 +187,18 @@ def test_every_sentence_is_reached(folder: Path) -> None:
         ({"config": {"target": {"modell": "a"}}}, "modell"),
         ({"config": {"server": {"port": "http"}}}, "port"),
         ({"upgrade": {"strategy": "Rolling"}}, "strategy"),
+        ({"head": {"resources": {"limits": {"cpu": "1"}}}}, "limits"),
+        ({"pools": {"main": {"resources": {"cpu": 0.5}}}}, "cpu"),
+        ({"pools": {"main": {"nodeSelector": {"gpu": True}}}}, "nodeSelector"),
+        ({"imagePullSecrets": ["registry"]}, "imagePullSecrets"),
+        ({"ingress": {"enabled": True, "hosts": ["llm.example.com"]}}, "hosts"),
+        ({"ingress": {"enabled": True, "hosts": [{"paths": ["/v1"]}]}}, "hosts"),
+        ({"head": {"extraEnv": ["A=b"]}}, "extraEnv"),
+        ({"head": {"extraVolumes": [{"emptyDir": {}}]}}, "extraVolumes"),
+        ({"probes": {"startup": {"periodSeconds": "10"}}}, "periodSeconds"),
+        ({"pools": {"main": {"extraEnv": [{"name": "A", "value": 1}]}}}, "extraEnv"),
+        ({"rayVersion": "latest"}, "rayVersion"),
+        ({"monitoring": None}, "monitoring"),
     ],
 )
 def test_the_schema_stops_what_it_can(major: str, values: Values, seen: str, tmp_path: Path) -> None:

@@ -120,6 +120,19 @@ def test_what_is_served_can_change_without_a_new_cluster(cluster: Cluster) -> No
     assert before["rayClusterConfig"] == after["rayClusterConfig"]
 
 
+def test_a_changed_configuration_can_be_an_upgrade(cluster: Cluster) -> None:
+    """A restart in place where a new cluster was asked for, or a new cluster where nothing changed."""
+    given = ("--values", DEMO, "--set", "upgrade.configChange=new-cluster")
+    pods = []
+    cluster.helm("install", "demo", CHART, *given)
+    for gamma in (8, 3, 8):
+        cluster.helm(
+            "upgrade", "demo", CHART, *given, "--set", f"config.tenants.default.speculation.gamma={gamma}"
+        )
+        pods.append(cluster.service()["spec"]["rayClusterConfig"])
+    assert pods[0] == pods[2] != pods[1]
+
+
 def test_a_bad_field_is_refused_by_its_path(cluster: Cluster, tmp_path: Path) -> None:
     """The chart's schema cannot know what stands in a volume; a server does."""
     manifests.needs_crds()

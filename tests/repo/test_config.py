@@ -11,7 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gammaray.config import Config, dump, load, parse
+from gammaray.config import Config, Target, dump, load, parse
+from gammaray.drafter_config import FOREIGN
 from gammaray.errors import ConfigError
 from gammaray.types import MAX_TREE_NODES
 from gammaray.yamlfile import read
@@ -176,6 +177,13 @@ def speculation(inner: str) -> str:
         (keys(f"{{name: 'a b', sha256: {HASH}}}"), "tenants.a.api_keys[0].name: String should match"),
         (keys(f"{KEY}, {KEY.replace('ab', 'cd')}"), "tenants.a.api_keys: two keys are named 'web'"),
         (drafter("method: eagle3"), "drafters.d.path: Field required"),
+        (drafter("method: eagle3, model: x"), "drafters.d.model: unknown key; did you mean 'path'?"),
+        (drafter("method: suffix, model: x"), "drafters.d.model: unknown key; did you mean 'method'?"),
+        (
+            drafter("method: mtp, num_speculative_tokens: 4"),
+            "drafters.d.num_speculative_tokens: unknown key; did you mean 'tenants.NAME.speculation.gamma'?",
+        ),
+        ("target: {model: x, max_num_seqs: 4}", "max_num_seqs: unknown key; did you mean 'max_batch'?"),
         (drafter("method: magic"), "unknown or missing method 'magic'; use ngram, suffix, "),
         (drafter("method: mtp, draft_sampling: true, tree: dynamic"), "drafters.d: draft_sampling needs"),
         (drafter("method: composite, drafters: [d, d]"), "drafters.d: drafters: each only once"),
@@ -220,6 +228,18 @@ def test_faults_are_named(text: str, says: str) -> None:
         config(text)
     assert says in str(fault.value)
     assert str(fault.value).startswith("test:")
+
+
+PLACES = [place for place in [*FOREIGN.values(), *Target.foreign.values()] if "." in place]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_where_foreign_keys_are_said_to_be_there_is_a_key(place: str) -> None:
+    """One that was renamed would be recommended for ever."""
+    tree = yaml.safe_load(dump(load()))
+    for part in place.replace("NAME", "default").split("."):
+        assert part in tree
+        tree = tree[part]
 
 
 def test_every_fault_has_its_line() -> None:

@@ -67,6 +67,22 @@ def test_every_page_is_reachable_from_the_readme() -> None:
     assert set(PAGES) - seen == set()
 
 
+def test_the_home_has_the_groups_of_the_menu() -> None:
+    """In its order. Of the reference it has the first page."""
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"][1:]
+    pages = {
+        name: [own if isinstance(own, str) else next(iter(own.values())) for own in listed]
+        for group in menu
+        for name, listed in group.items()
+    }
+    home = re.split(r"^## (.+)$", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE)[1:]
+    linked = {name: LINK.findall(text) for name, text in zip(home[::2], home[1::2], strict=True)}
+    assert linked["Reference"] == pages["Reference"][:1]
+    assert list(linked) == [*pages, "Decisions", "Words"]
+    for name in pages.keys() - {"Reference"}:
+        assert [link.removeprefix("../") for link in linked[name]] == pages[name]
+
+
 def test_every_drafter_and_each_of_its_keys_is_documented() -> None:
     """As settings that are accepted, which name every key, and in a table of what the keys mean."""
     page = (ROOT / "docs" / "drafters.md").read_text()

@@ -51,7 +51,7 @@ def configured(file: Path, folder: Path) -> Config:
             if path.startswith(given["keys"]):
                 place = folder / path.removeprefix(f"{given['keys']}/")
                 place.mkdir(parents=True)
-                (place / "web").write_text(f"the key of {path}")
+                (place / "web").write_text(f"key-of-{path}")
         given = given | {"keys": str(folder)}
     return declaration(given).configured()
 

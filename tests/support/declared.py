@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import ray
 from ray import serve
 
+from gammaray.actors.draft import Link
 from gammaray.cluster import service
+from gammaray.config import Config
+from gammaray.errors import ConfigError
 from gammaray.types import GenerateRequest
 from support import raylets, serving
 
 LOG = "GAMMARAY_TEST_LOG"
+UNFIT = 666  # server.max_body_bytes with which no draft worker starts
 GO = "go"  # a file beside the log
 TESTS = str(Path(__file__).parents[1])
 PODS = {"a": range(2), "b": range(2), "c": range(4, 6)}  # their GPUs, of which each pair is linked
@@ -36,13 +41,20 @@ class HeldUp(serving.PlacedEngine):
             yield number
 
 
+def link(config: Config, drafter: str) -> Link:
+    """What draft workers run."""
+    if config.server.max_body_bytes == UNFIT:
+        raise ConfigError("the drafter does not fit")
+    return serving.IdleLink(drafter)
+
+
 def application(args: dict[str, Any]) -> serve.Application:
     """What is deployed in place of `gammaray.cluster.service:application`."""
     log = Path(os.environ[LOG])
     return service.deployed(
         args,
         probe=partial(raylets.probe_by_label, MACHINES),
-        link_factory=lambda config, drafter: serving.IdleLink(drafter),
+        link_factory=link,
         engine_factory=lambda config, *around: HeldUp(log, *around),
         tokenizer_factory=lambda _: serving.ByteTokenizer(),
     )
@@ -60,6 +72,12 @@ def deploy(config: dict[str, Any]) -> None:
         global_logging_config=schema.logging_config,
     )
     client.deploy_apps(schema)
+
+
+def leave() -> None:
+    """This process is in no Ray cluster any more, and can be in another one."""
+    serve.shutdown()  # which also forgets its client
+    ray.shutdown()
 
 
 def ready(url: str) -> bool:

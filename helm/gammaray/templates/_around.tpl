@@ -24,7 +24,7 @@
 ingress: {{ .Values.ingressPool.replicas }}
 {{- end }}
 {{- range $name, $pool := include "gammaray.pools" . | fromYaml }}
-{{ $name }}: {{ $pool.replicas }}
+{{ $name | quote }}: {{ $pool.replicas }}
 {{- end }}
 {{- end }}
 
@@ -39,6 +39,6 @@ relabelings:
 {{- fail "config.server.protect_metrics keeps Prometheus out: name a key of keys.operator.existingSecret in monitoring.operatorKey" }}
 {{- end }}
 authorization:
-  credentials: {name: {{ $secret }}, key: {{ $key }}}
+  credentials: {name: {{ $secret | quote }}, key: {{ $key | quote }}}
 {{- end }}
 {{- end }}

@@ -14,13 +14,13 @@
 for a RayService, looks for heads that have its own name there. */}}
 {{- define "gammaray.selectorLabels" -}}
 app.kubernetes.io/part-of: gammaray
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* Labels of objects. Pods do not have those of the version: KubeRay takes a changed pod for a new cluster. */}}
 {{- define "gammaray.labels" -}}
 {{ include "gammaray.selectorLabels" . }}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -59,6 +59,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* The template of claims that a ComputeDomain makes. */}}
 {{- define "gammaray.channelTemplate" -}}
 {{ include "gammaray.fullname" . }}-channel
+{{- end -}}
+
+{{/* What Ray Serve is told, and tells gammaray.cluster.service: (dict "root" $ "pods" PODS BY POOL). */}}
+{{- define "gammaray.serveConfig" -}}
+{{- $values := .root.Values -}}
+{{- $ingress := $values.ingressPool -}}
+{{- $keys := or $values.keys.tenants $values.keys.operator.existingSecret -}}
+proxy_location: EveryNode
+http_options: {host: 0.0.0.0, port: {{ include "gammaray.httpPort" .root }}}
+logging_config: {enable_access_log: false, log_level: WARNING}
+applications:
+  - name: gammaray
+    route_prefix: /
+    import_path: gammaray.cluster.service:application
+    args:
+      config:
+        {{- mergeOverwrite (deepCopy $values.config) (dict "server" (dict "host" "0.0.0.0")) | toYaml | nindent 8 }}
+      pools: {{ toJson .pods }}
+      ingress: {pool: {{ ternary "ingress" "null" $ingress.enabled }}, replicas: {{ ternary $ingress.replicas 1 $ingress.enabled | int }}}
+      keys: {{ ternary "null" "/etc/gammaray/keys" (empty $keys) }}
 {{- end -}}
 
 {{/* The pools as YAML, what they do not say from poolDefaults. */}}

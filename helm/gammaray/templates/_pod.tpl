@@ -70,7 +70,7 @@
 {{- end -}}
 {{- $volumes = append $volumes (dict "at" $values.modelCache.mountPath "is" $models) -}}
 {{- if .head -}}
-{{- range $i, $tenant := keys $values.keys.tenants | sortAlpha -}}
+{{- range $i, $tenant := default dict $values.keys.tenants | keys | sortAlpha -}}
 {{- $secret := dict "secretName" (get $values.keys.tenants $tenant).existingSecret -}}
 {{- $at := printf "/etc/gammaray/keys/tenants/%s" $tenant -}}
 {{- $volumes = append $volumes (dict "at" $at "is" (dict "name" (printf "keys-%d" $i) "secret" $secret)) -}}
@@ -109,7 +109,7 @@ comes in through it, so its port has the name that the Service looks for.
 metadata:
   labels:
     {{- include "gammaray.selectorLabels" $root | nindent 4 }}
-    app.kubernetes.io/component: {{ default "head" .pool }}
+    app.kubernetes.io/component: {{ default "head" .pool | quote }}
     {{- with $own.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -120,7 +120,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "gammaray.serviceAccountName" $root }}
+  serviceAccountName: {{ include "gammaray.serviceAccountName" $root | quote }}
   automountServiceAccountToken: {{ and $head $values.autoscaling.enabled }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int $values.terminationGracePeriodSeconds }}
