@@ -280,7 +280,7 @@ def sent(collector: Receiver) -> dict[str, bytes]:
 
 
 def test_drafts_were_made_and_all_of_them_rejected(found: Found) -> None:
-    assert found.drafted > 500 and found.accepted == 0 and found.failures > 20
+    assert found.drafted > 200 and found.accepted == 0 and found.failures > 20  # how many more, time tells
     links = json.loads(found.sinks["route GET health 200"])["engine"]["links"]
     assert [link["drafts"] > 0 for link in links] == [True]
     statuses = Counter(name.rpartition(" ")[2] for name in found.sinks if name.startswith("answer"))
