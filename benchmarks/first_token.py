@@ -34,6 +34,7 @@ PATIENCE_S = 600
 def measured(source: str, python: str, serve: bool, folder: Path) -> dict[str, float]:
     """Seconds of each part, in order."""
     clone, env = folder / "gammaray", environment(folder)
+    source = str(Path(source).resolve()) if Path(source).exists() else source
     gammaray = clone / ".venv" / "bin" / "gammaray"
 
     def run(*command: str | Path) -> float:
