@@ -24,6 +24,12 @@ settings.register_profile("gammaray", derandomize=True, deadline=None, max_examp
 settings.load_profile("gammaray")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _folder_of_all_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Made before a test moves the folder of temporary files, with which it would go."""
+    tmp_path_factory.getbasetemp()
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Data that several checkouts share, in a folder beside this one; not part of the repository."""
