@@ -9,7 +9,7 @@ from typing import Any
 
 from gammaray.errors import ConfigError
 from gammaray.validation import nearest, shorten
-from gammaray.yamlfile import read
+from gammaray.yamlfile import mapping, read, read_file
 
 # What a plan needs of helm/gammaray/values.yaml, which is not in the wheel; a test compares them.
 DEFAULTS = """\
@@ -54,13 +54,6 @@ def over(below: Values, above: Values) -> Values:
     return {**below, **above, **{key: over(below[key], above[key]) for key in _maps(below, above)}}
 
 
-def mapping(value: object, where: str) -> Values:
-    """Raises ConfigError, that names `where`, unless it is one."""
-    if isinstance(value, dict):
-        return value
-    raise ConfigError(f"{where}: expected a mapping")
-
-
 def _maps(one: Values, other: Values) -> list[str]:
     """Keys of which both have a mapping."""
     return [key for key, value in one.items() if isinstance(value, dict) and isinstance(other.get(key), dict)]
@@ -72,11 +65,7 @@ def _without_nulls(values: Values, defaults: Values) -> Values:
 
 
 def _read(file: Path) -> Values:
-    try:
-        found = read(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read values {str(file)!r}: {reason}") from None
+    found = read_file(file, "values")
     values = mapping({} if found is None else found, str(file))
     if faults := list(_unknown(values, KEYS)):
         raise ConfigError("\n".join(f"{file}: {fault}" for fault in faults))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -64,7 +63,7 @@ def _on_cpus(made: Plan, target: Target, memory: Mapping[str, float]) -> Plan:
 
 def _too_large(made: Plan, weights: int, memory: Mapping[str, float]) -> Iterator[Unplaced]:
     """Only what is certain: one copy of the weights is more than the node has."""
-    replicas = Counter(placed.node for placed in made.placements if placed.role == "target")
+    replicas = made.replicas()
     for node, number in replicas.items():
         if weights > (has := memory.get(node, weights)):
             yield Unplaced(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gammaray.api.auth import KEY, fingerprint
-from gammaray.cluster.chart_values import mapping
 from gammaray.errors import ConfigError
+from gammaray.yamlfile import mapping
 
 Json = dict[str, Any]
 

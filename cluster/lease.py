@@ -32,25 +32,21 @@ def leased(
     A GPU is the set of names that Ray may use for it: its index, its UUID. Raises GammarayError when
     somebody else holds one. What an earlier run of ours left behind is taken back first.
     """
-    known = {node.name: node for node in nodes}
-    held: list[PlacementGroup] = []
     release()
     try:
-        yield {name: _lease(known[name], list(gpus), held, patience_s) for name, gpus in wanted.items()}
+        yield lease(wanted, nodes, patience_s)
     finally:
-        for group in held:
-            remove_placement_group(group)
+        release(wanted)
 
 
 def lease(
     wanted: Mapping[str, Iterable[frozenset[str]]], nodes: Iterable[Node], patience_s: float = PATIENCE_S
-) -> None:
+) -> dict[str, list[str]]:
     """Holds them until `release`, also without this process. Raises as `leased` does, and then holds none."""
     known = {node.name: node for node in nodes}
     held: list[PlacementGroup] = []
     try:
-        for name, gpus in wanted.items():
-            _lease(known[name], list(gpus), held, patience_s)
+        return {name: _lease(known[name], list(gpus), held, patience_s) for name, gpus in wanted.items()}
     except BaseException:
         for group in held:
             remove_placement_group(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,3 +90,7 @@ class Plan:
     placements: tuple[Placed, ...]
     unplaced: tuple[Unplaced, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def replicas(self) -> Counter[str]:
+        """How many of the target are on each node."""
+        return Counter(placed.node for placed in self.placements if placed.role == "target")

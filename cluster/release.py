@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gammaray.cluster.chart_pools import Pod, assumption, parse, pods
-from gammaray.cluster.chart_values import Values, mapping, merged, over
+from gammaray.cluster.chart_values import Values, merged, over
 from gammaray.cluster.forecast import forecast
 from gammaray.cluster.keys import added
 from gammaray.cluster.plans import Plan, Unplaced
@@ -19,6 +18,7 @@ from gammaray.config import Config
 from gammaray.config import parse as parse_config
 from gammaray.errors import ConfigError
 from gammaray.validation import nearest
+from gammaray.yamlfile import mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _stand_in(tenant: str) -> Values:
 
 def _without_cpus(made: Plan, among: Sequence[Pod]) -> Iterator[Unplaced]:
     """Ray counts one CPU for each replica, and starts none where it has counted all."""
-    replicas = Counter(placed.node for placed in made.placements if placed.role == "target")
+    replicas = made.replicas()
     for pod in among:
         node, cpus = pod.topology.node, pod.cpus
         if cpus is not None and replicas[node] > math.ceil(cpus):

@@ -19,7 +19,7 @@ from gammaray.drafter_config import CompositeDrafter, Drafter, Dtype, ModelDraft
 from gammaray.errors import ConfigError
 from gammaray.types import WARMUP_CLASS, Verification
 from gammaray.validation import Strict, explain, nearest, path
-from gammaray.yamlfile import read
+from gammaray.yamlfile import read, read_file
 
 NO_KEYS = "no request can reach it: it has no api_keys (`gammaray key` makes one)"
 KEY_LISTS = {"api_keys", "operator_keys"}  # no value below these is ever shown
@@ -432,12 +432,7 @@ def load(file: str | Path | None = None) -> Config:
     """
     if file is None:
         return parse(read(DEFAULT, "default"), "default")
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read configuration {str(file)!r}: {reason}") from None
-    return parse(read(text, str(file)), str(file))
+    return parse(read_file(Path(file), "configuration"), str(file))
 
 
 def check_key(name: str, sha256: str) -> Key:

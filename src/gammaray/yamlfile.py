@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +22,23 @@ def read(text: str, source: str) -> object:
         raise ConfigError(f"{source}:{line} {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
         raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def read_file(file: Path, what: str) -> object:
+    """The plain tree in a file. Raises ConfigError that says `what` could not be read."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read {what} {str(file)!r}: {reason}") from None
+    return read(text, str(file))
+
+
+def mapping(value: object, where: str) -> dict[str, Any]:
+    """Raises ConfigError, that names `where`, unless it is one."""
+    if isinstance(value, dict):
+        return value
+    raise ConfigError(f"{where}: expected a mapping")
 
 
 class _Loader(yaml.SafeLoader):
