@@ -21,6 +21,15 @@ def expected() -> set[str]:
     entries = list(PACKAGE.iterdir())
     files = [entry for entry in entries if entry.suffix == ".py"]
     files += [file for room in entries if room.is_dir() for file in room.rglob("*.py")]
+    return _named(files)
+
+
+def heads() -> set[str]:
+    """Every file of the draft heads that come with gammaray, likewise."""
+    return _named([file for file in (PACKAGE / "heads").rglob("*") if file.is_file()])
+
+
+def _named(files: list[Path]) -> set[str]:
     return {f"gammaray/{file.relative_to(PACKAGE).as_posix()}" for file in files}
 
 
@@ -28,6 +37,7 @@ def problems(names: set[str]) -> list[str]:
     """What is wrong with a wheel that holds `names`."""
     modules = {name for name in names if name.endswith(".py")}
     found = [f"missing: {name}" for name in sorted(expected() - modules)]
+    found += [f"missing, see package-data: {name}" for name in sorted(heads() - names)]
     found += [f"does not belong: {name}" for name in sorted(modules - expected())]
     if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
         found.append("missing: LICENSE")
@@ -67,7 +77,7 @@ def main(wheel: Path) -> int:
     for problem in found:
         print(f"{wheel.name}: {problem}", file=sys.stderr)
     if not found:
-        print(f"{wheel.name}: {len(expected())} modules, LICENSE, importable")
+        print(f"{wheel.name}: {len(expected())} modules, {len(heads())} files of heads, LICENSE, importable")
     return 1 if found else 0
 
 

@@ -113,10 +113,12 @@ def here_and_now(settings: ReplicaSettings) -> Slot:
 
 def local_engine(config: Config, around: Surroundings = Surroundings()) -> EngineService:
     """The engine of this process. Raises ConfigError for a model or drafter that cannot be served."""
+    from gammaray.actors.admission import admit
     from gammaray.actors.reach import reach
     from gammaray.engine.build import build_engine
     from gammaray.engine.service import AsyncEngine
 
+    admit(config)
     pools = reach(around.pools, around.resolve)
     engine = build_engine(config, ranks=around.seat, pools=pools.drafters)
     projection = engine.runner.projection() if config.controller.predictor else None

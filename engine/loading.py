@@ -29,6 +29,7 @@ from transformers.utils.logging import (
     set_verbosity_error,
 )
 
+from gammaray import packaged
 from gammaray.engine import gguf, invariance, selfcheck
 from gammaray.engine.attention import Model
 from gammaray.engine.device import CPU, check_combination, check_kernels, resolve_device, resolve_dtype
@@ -150,8 +151,8 @@ def load_config(model: str) -> PreTrainedConfig:
 
 def resolve(model: str) -> str:
     """A folder or Hugging Face id for an alias, folder, .gguf file or id."""
-    if model in gguf.PACKAGED:
-        return str(gguf.converted(gguf.packaged_gguf(model)))
+    if model in packaged.MODELS:
+        return str(gguf.converted(packaged.gguf(model)))
     path = Path(model).expanduser()
     if model.startswith(("/", ".", "~")) or model.endswith(".gguf"):  # a path, never an id
         if not path.exists():
@@ -259,7 +260,7 @@ def load_model(
 def _not_found(what: str, model: str, error: Exception) -> str:
     reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return (
-        f"cannot load the {what} of {model!r}: {reason} (give an alias ({', '.join(gguf.PACKAGED)}), "
+        f"cannot load the {what} of {model!r}: {reason} (give an alias ({', '.join(packaged.MODELS)}), "
         "a folder, a .gguf file, or a Hugging Face id that is downloaded already or can be)"
     )
 

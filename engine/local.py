@@ -24,6 +24,7 @@ from gammaray.types import (
     SamplingParams,
     SpeculationPlan,
     SpeculationStats,
+    StepReport,
     TokenChunk,
 )
 
@@ -162,12 +163,16 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str,
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def stream(engine: Engine, request: GenerateRequest) -> Iterator[TokenChunk]:
-    """Chunks of one request. Raises InvalidRequest, EngineFailure."""
+def stream(
+    engine: Engine, request: GenerateRequest, watch: Callable[[StepReport], None] = lambda report: None
+) -> Iterator[TokenChunk]:
+    """Chunks of one request; `watch` gets what each step reports. Raises InvalidRequest, EngineFailure."""
     engine.submit(request)
     try:
         while not engine.idle:
-            yield from engine.step().chunks
+            done = engine.step()
+            watch(done.report)
+            yield from done.chunks
     finally:
         if not engine.idle:  # the reader left, or a step failed
             engine.fail_all("stopped")
@@ -178,14 +183,15 @@ def run(
     request: GenerateRequest,
     show: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.perf_counter,
+    watch: Callable[[StepReport], None] = lambda report: None,
 ) -> Run:
-    """Run one request to its end and time it; `show` gets the text as it comes."""
+    """Run one request to its end and time it; `show` gets the text as it comes, `watch` as in `stream`."""
     ids: list[int] = []
     text: list[str] = []
     begin = clock()
     first = last = begin
     stats = SpeculationStats()
-    for chunk in stream(engine, request):
+    for chunk in stream(engine, request, watch):
         last = clock()
         if not ids:
             first = last

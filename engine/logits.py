@@ -40,11 +40,13 @@ def draw_children(
     drawn: Drawn,
     coupled: bool,
     branches: Sequence[int] | None = None,
+    names: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`width` children for each of N draft rows, and the q they were drawn from.
 
-    logprobs [N, V]: the drafter's, processed with the request's own parameters. `positions` are absolute, of
-    the tokens drawn here. q is the top 64 of each row, renormalised; drafts are drawn from exactly this q.
+    logprobs [N, V]: the drafter's, processed with the request's own parameters. Of fewer tokens, `names` [V]
+    are those of the columns. `positions` are absolute, of the tokens drawn here. q is the top 64 of each row,
+    renormalised; drafts are drawn from exactly this q.
 
     "deterministic"        the top `width` of q; greedy rows always
     coupled                the top `width` of log q + the target's own noise at that position; to the
@@ -60,6 +62,7 @@ def draw_children(
     S), or w = width when i.i.d.
     """
     scores, q_ids = logprobs.topk(min(SUPPORT, logprobs.shape[1]))  # [N, S]
+    q_ids = q_ids if names is None else names[q_ids]  # noise belongs to tokens
     q_log = scores.log_softmax(-1)
     sampled = [drawn != "deterministic" and not row.greedy for row in params]
     noisy = torch.tensor(sampled, device=q_ids.device)  # [N]

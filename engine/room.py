@@ -52,7 +52,7 @@ def head_footprint(
     named = {**config, **config.get("transformer_layer_config", {})}  # as speculators writes it
     layers = named["num_hidden_layers"] if layers is None else layers
     block = _block(PreTrainedConfig(**named), layers, dtype, block_size) if layers else 0
-    return Footprint(_elements(folder) * dtype.itemsize, block)
+    return Footprint(_elements(folder, named.get("hidden_size", 0)) * dtype.itemsize, block)
 
 
 def _shell(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -72,13 +72,15 @@ def _block(config: Any, layers: int, dtype: torch.dtype, block_size: int) -> int
     return bytes_per_block([shape] * layers, block_size, dtype)
 
 
-def _elements(folder: Path) -> int:
-    """Of all tensors; of pickles, which have no header, as many as 16 bits each make."""
-    count = 0
+def _elements(folder: Path, hidden: int) -> int:
+    """Of all tensors, and of the rows of the target's head that stand in for a missing one; of pickles, which
+    have no header, as many as 16 bits each make."""
+    sizes: dict[str, int] = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - it is no mapping
-                count += torch.Size(file.get_slice(key).get_shape()).numel()
-    if count:
-        return count
+                sizes[key] = torch.Size(file.get_slice(key).get_shape()).numel()
+    if sizes:
+        shared = 0 if "lm_head.weight" in sizes else sizes.get("d2t", 0)
+        return sum(sizes.values()) + shared * hidden
     return sum(path.stat().st_size // 2 for kind in ("*.bin", "*.pt") for path in folder.glob(kind))

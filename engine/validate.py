@@ -15,6 +15,7 @@ from gammaray.drafter_config import ModelDrafter as ModelDrafterConfig
 from gammaray.engine import loading
 from gammaray.engine.build import TokenizerDecoder, build_drafter, eos_ids
 from gammaray.engine.describe import describe
+from gammaray.engine.drafters import provenance
 from gammaray.engine.drafters.base import Drafter
 from gammaray.engine.engine import TOKEN_BUDGET, Engine, EngineOptions
 from gammaray.engine.local import run
@@ -80,6 +81,9 @@ def validate(config: Config, determinism: bool = False) -> Iterator[Check]:
             drafters[name] = build_drafter(name, built, runner, tokenizer)
         except GammarayError as error:
             yield Check(f"drafter {name}", False, error.message)
+            continue
+        if refused := provenance.refused(name, config.drafters[name], target.model):
+            yield Check(f"drafter {name}", False, refused)
             continue
         yield Check(f"drafter {name}", True, describe(name, config, drafters[name], runner))
     yield _scheduler(config)

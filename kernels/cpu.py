@@ -53,6 +53,8 @@ class Groups:
 
 def group(batch: PagedBatch, layout: Layout) -> Groups:
     """Group the rows of a step and build each group's indices and mask. Rows without tokens have no part."""
+    if layout.window is None and is_lone(batch):
+        return Groups((_lone(batch, layout),), None)
     starts, contexts, device = batch.cu_seqlens.tolist(), batch.context_lens.tolist(), batch.positions.device
     queries = [end - start for start, end in pairwise(starts)]
     busy = [row for row, count in enumerate(queries) if count]
@@ -152,6 +154,31 @@ def _group(batch: PagedBatch, rows: Tensor, tokens: Tensor, layout: Layout) -> G
         bias = bias.masked_fill_(~seen, float("-inf"))[:, None]
         bias = bias.repeat(1, 1, layout.group_size, 1) if fold else bias
     return Group(len(rows), tokens.flatten(), _run(slots.flatten()), fold, bias)
+
+
+def is_lone(batch: PagedBatch) -> bool:
+    """Whether there is one token of one row, which sees all of it: in plain decoding, or as a chain's end."""
+    if len(batch.positions) != 1 or batch.cu_seqlens.tolist() != [0, 1]:
+        return False
+    context, visible = int(batch.context_lens[0]), int(batch.visible[0])
+    if visible >= context:
+        return True
+    words = batch.ancestors[0].tolist()  # [W]
+    seen = sum((word % 2**64) << 64 * place for place, word in enumerate(words))
+    nodes = context - (start := int(batch.tree_start[0]))
+    return visible >= start and seen == (1 << nodes) - 1
+
+
+def _lone(batch: PagedBatch, layout: Layout) -> Group:
+    """Of such a token: no mask, and no tensors to make one from."""
+    context, size = int(batch.context_lens[0]), layout.block_size
+    blocks = batch.block_table[0, : -(-context // size)]  # [NB]
+    numbers, fold = blocks.tolist(), folds(1, layout.group_size)
+    first = numbers[0]
+    if numbers == list(range(first, first + len(numbers))):
+        return Group(1, None, range(first * size, first * size + context), fold, None)
+    inside = torch.arange(size, device=blocks.device)
+    return Group(1, None, (blocks[:, None] * size + inside).flatten()[:context], fold, None)
 
 
 def _slots(batch: PagedBatch, rows: Tensor, block_size: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Which drafter version a tenant's class runs, which one is on trial, and the way back.
 
-A version is an entry of `drafters`. A trial has two parts: in the shadow, then live on a share of requests.
+A version is an entry of `drafters`, that was admitted. A trial has two parts: in the shadow, then live on a
+share of requests.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gammaray.errors import InvalidRequest, NotFound
+from gammaray.errors import ConfigError, InvalidRequest, NotFound
+from gammaray.papers import Papers, refusal
 
 Stage = Literal["candidate", "current", "previous", "rejected"]
 Identity = tuple[str | None, str]
@@ -58,6 +60,17 @@ class Line:
     def knows(self, version: Version) -> bool:
         """It has a stage here, so that it is not to be tried by itself once more."""
         return version.identity in {known.identity for _, known in self.stages()}
+
+
+def admit(version: Version, papers: Papers | None, target: str | None, place: str, model: str) -> Version:
+    """The version, which may be configured, put on trial and made current from here on.
+
+    A drafter that `gammaray train` made needs its acceptance report, and must have been made for the weights
+    `target` of `model` (None: not known here). `place`: where it is. Raises ConfigError.
+    """
+    if reason := refusal(f"drafter {version}", papers, target, place, model):
+        raise ConfigError(reason)
+    return version
 
 
 def begin(configured: Version) -> Line:

@@ -50,6 +50,8 @@ class _Heads(_Loose):
     mask_token_id: int = Field(ge=0)
     markov_head_type: str = "vanilla"
     confidence_head_with_markov: bool = False
+    # gammaray's own: of each drafted place, for its confidence (see training/calibrate.py)
+    confidence_temperatures: tuple[Annotated[float, Field(gt=0)], ...] = ()
 
 
 class DeepSpec(_Heads):
@@ -82,6 +84,7 @@ class BlockConfig:
     rank: int  # of the Markov head; 0: there is none
     confident: bool  # has a confidence head
     confidence_embeds: bool
+    temperatures: tuple[float, ...] = ()  # of each drafted place's confidence; none: all 1
 
     @property
     def drafted(self) -> int:
@@ -117,6 +120,8 @@ def _check(found: BlockConfig, path: str) -> None:
         raise ConfigError(f"{path}: markov_head_type rnn needs sample_from_anchor: true")
     if found.mask_token >= found.backbone.vocab_size:
         raise ConfigError(f"{path}: mask_token_id {found.mask_token} is not in the vocabulary")
+    if found.temperatures and len(found.temperatures) != found.drafted:
+        raise ConfigError(f"{path}: confidence_temperatures must be {found.drafted}, one of each place")
     if not found.drafted:
         raise ConfigError(f"{path}: a block of block_size {found.block_size} drafts nothing")
     rope = getattr(found.rope, "rope_parameters", None) or {}
@@ -145,6 +150,7 @@ def _deepspec(config: Mapping[str, Any]) -> BlockConfig:
         rank=heads.markov_rank,
         confident=heads.enable_confidence_head,
         confidence_embeds=heads.confidence_head_with_markov,
+        temperatures=heads.confidence_temperatures,
     )
 
 
@@ -163,4 +169,5 @@ def _speculators(config: Mapping[str, Any], sparks: bool) -> BlockConfig:
         rank=heads.markov_rank if sparks else 0,
         confident=sparks and heads.enable_confidence_head,
         confidence_embeds=heads.confidence_head_with_markov,
+        temperatures=heads.confidence_temperatures,
     )

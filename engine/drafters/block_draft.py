@@ -76,7 +76,8 @@ class Heads:
             for (draft, _), state in zip(nodes, states, strict=True):
                 draft.states.append(state)
         if self.confidence is not None:
-            for (draft, _), chance in zip(nodes, self.confidence(hidden, embedded).tolist(), strict=True):
+            chances = self.confidence(hidden, embedded, [place for _, place in places]).tolist()
+            for (draft, _), chance in zip(nodes, chances, strict=True):
                 draft.chances.append(chance)
         return self.model.spread(logits)
 

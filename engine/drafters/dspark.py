@@ -63,6 +63,7 @@ class DsparkDrafter(Paged[_State]):
         super().__init__(KVCache(pool.num_blocks, pool.block_size, prefix_cache))
         self.layers = model.config.layers
         self.vocab_size: int | None = model.config.backbone.vocab_size
+        self.drafted = model.config.drafted  # tokens at most
         self._model = model
         self._pool = pool
         self._max_model_len = model.config.backbone.max_position_embeddings
@@ -171,7 +172,9 @@ def make(making: Making) -> DsparkDrafter:
     model = BlockModel(config, weights, target.telling, hidden)
     sizes = HeadSizes(own.vocab_size, config.draft_vocab, hidden, config.rank)
     markov = take_markov(weights, config.markov, sizes)
-    confidence = take_confidence(weights, config.confidence_embeds, sizes) if config.confident else None
+    confidence = None
+    if config.confident:
+        confidence = take_confidence(weights, config.confidence_embeds, sizes, config.temperatures)
     weights.finish(UNUSED)
     blocks = target.num_blocks + making.max_batch * -(-config.block_size // target.block_size)
     return DsparkDrafter(

@@ -26,6 +26,8 @@ from gammaray.errors import ConfigError, VocabularyMismatch
 class EagleHead(nn.Module):
     """Implements `gammaray.engine.drafters.head_runner.Head`. Keys: fc, layer, and maybe embed_tokens."""
 
+    names: Tensor | None = None  # all of them
+
     def __init__(self, config: LlamaConfig, tensors: Tensors, target: ModelRunner, what: str) -> None:
         super().__init__()
         with torch.device("meta"):

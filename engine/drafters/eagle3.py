@@ -20,22 +20,35 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from gammaray.engine.attention import Attention
+from gammaray.engine.device import resolve_dtype
 from gammaray.engine.drafters.eagle import embed, layer_config, short_key
 from gammaray.engine.drafters.features import FeatureDrafter, make_drafter
 from gammaray.engine.drafters.head_loading import Tensors, fill, folder_of, read_config, read_tensors
 from gammaray.engine.drafters.registry import Making
-from gammaray.engine.linear import pack_module
+from gammaray.engine.lean import Linear, Rope, doubled, rms_norm, take_layer
+from gammaray.engine.linear import pack_linear
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError
 
-NEVER = -1e4  # logit of tokens outside the draft vocabulary: finite, as log-probabilities are subtracted
 UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output")  # of newer speculators; none of these is known here
 
 
-class WideLayer(nn.Module):
-    """A Llama layer whose attention reads the embedding and the hidden state side by side (section 3.1)."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a checkpoint says of itself."""
 
-    def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
+    config: LlamaConfig
+    layers: tuple[int, ...]  # of the target
+    tokens: Tensor  # [Vd], of the target's vocabulary, what each token of the draft vocabulary is
+    norm_before_residual: bool
+    dtype: torch.dtype
+
+
+class WideLayer(nn.Module):
+    """The weights of a Llama layer whose attention reads the embedding and the hidden state side by side
+    (section 3.1)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
             LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)
@@ -46,65 +59,61 @@ class WideLayer(nn.Module):
             wide = nn.Linear(2 * narrow.in_features, narrow.out_features, narrow.bias is not None)
             setattr(self.self_attn, name, wide)
         self.mlp = LlamaMLP(config)
-        self._norm_before_residual = norm_before_residual
-
-    def forward(
-        self, embedded: Tensor, states: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
-    ) -> Tensor:
-        """embedded and states [1, T, H] -> [1, T, H]."""
-        normed = self.hidden_norm(states)
-        x = normed if self._norm_before_residual else states
-        both = torch.cat([self.input_layernorm(embedded), normed], -1)  # [1, T, 2H]
-        x = x + self.self_attn(both, position_embeddings=rotation, gammaray=attention)[0]
-        behind: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return behind
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a checkpoint says of itself."""
+class Weights(nn.Module):
+    """Everything that is learned, by the keys of a checkpoint (`fill`), without memory of its own before."""
 
-    config: LlamaConfig
-    layers: tuple[int, ...]  # of the target
-    tokens: Tensor  # [Vd], of the target's vocabulary, what each token of the draft vocabulary is
-    norm_before_residual: bool = False
-
-
-class Eagle3Head(nn.Module):
-    """Implements `gammaray.engine.drafters.head_runner.Head`."""
-
-    def __init__(self, form: Form, tensors: Tensors, target: ModelRunner, what: str) -> None:
+    def __init__(self, form: Form, embeds: bool) -> None:
         super().__init__()
         config, size = form.config, form.config.hidden_size
         with torch.device("meta"):
             self.fc = nn.Linear(len(form.layers) * size, size, bias=False)
-            self.layer = WideLayer(config, form.norm_before_residual)
+            self.layer = WideLayer(config)
             self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
             self.lm_head = nn.Linear(size, len(form.tokens), bias=False)
-            if "embed_tokens.weight" in tensors:
+            if embeds:
                 self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        embedded = embed(target, [0])
-        fill(self, tensors, what, like=embedded)
+
+
+class Eagle3Head:
+    """Implements `gammaray.engine.drafters.head_runner.Head`, in as few calls as the target's own layers."""
+
+    def __init__(self, form: Form, tensors: Tensors, target: ModelRunner, what: str) -> None:
+        weights, embedded = Weights(form, "embed_tokens.weight" in tensors), embed(target, [0])
+        fill(weights, tensors, what, like=embedded.to(form.dtype))
         self.layers = form.layers
-        self._tokens = form.tokens.to(embedded.device)
-        self._vocab_size = target.vocab_size
-        self._rope = LlamaRotaryEmbedding(config).to(embedded.device)
-        self._target = target.telling
-        pack_module(self)
+        self.names: Tensor | None = form.tokens.to(embedded.device)
+        self._fuse = pack(weights.fc)
+        own = getattr(weights, "embed_tokens", None)
+        self._embed: Linear = target.telling.embed if own is None else own.forward
+        self._rope = Rope.of(LlamaRotaryEmbedding(form.config).to(embedded.device))
+        self._eps = form.config.rms_norm_eps
+        self._hidden_norm, self._norm = doubled(weights.layer.hidden_norm), doubled(weights.norm)
+        self._layer = take_layer(weights.layer, self._eps)
+        self._head = pack(weights.lm_head)
+        self._activate: Linear = weights.layer.mlp.act_fn
+        self._norm_before_residual = form.norm_before_residual
+        self._dtype = form.dtype
 
     def enter(self, features: Tensor) -> Tensor:
-        fused: Tensor = self.fc(features)
-        return fused
+        return self._fuse(features.to(self._dtype))
 
     def forward(self, ids: Tensor, states: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        embedded = self.embed_tokens(ids) if hasattr(self, "embed_tokens") else self._target.embed(ids)
-        rotation = self._rope(states[None], positions[None])
-        behind: Tensor = self.layer(embedded[None], states[None], rotation, attention)[0]
-        return behind
+        normed = rms_norm(states, self._hidden_norm, self._eps)
+        x = normed if self._norm_before_residual else states
+        embedded = rms_norm(self._embed(ids).to(self._dtype), self._layer.input_norm, self._eps)
+        both = torch.cat([embedded, normed], -1)  # [T, 2H]
+        x = x + self._layer.attend(0, both, self._rope.turn(positions, x.dtype), attention)
+        return x + self._layer.transform(x, self._activate)
 
     def logits(self, states: Tensor) -> Tensor:
-        own: Tensor = self.lm_head(self.norm(states))  # [N, Vd]
-        return own.new_full((len(own), self._vocab_size), NEVER).index_copy_(1, self._tokens, own)
+        return self._head(rms_norm(states, self._norm, self._eps))
+
+
+def pack(linear: nn.Linear) -> Linear:
+    """The layer as fast as this machine has it."""
+    return pack_linear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach()).forward
 
 
 def make(making: Making) -> FeatureDrafter:
@@ -116,16 +125,25 @@ def make(making: Making) -> FeatureDrafter:
     config = layer_config(found, making)
     tensors = {short_key(key): x for key, x in read_tensors(folder).items()}
     tensors.pop("t2d", None)  # says the same as d2t
-    rows = len(tensors.get("lm_head.weight", ()))
-    tokens = draft_tokens(tensors.pop("d2t", None), rows, making.target.vocab_size, what)
+    tokens = draft_tokens(tensors, making.target.vocab_size, what)
+    if "lm_head.weight" not in tensors:
+        tensors |= target_rows(tokens, making.target)
     layers = feature_layers(found, making.target.num_layers, what)
-    form = Form(config, layers, tokens, bool(found.get("norm_before_residual", False)))
+    dtype = resolve_dtype(making.config.dtype or making.target.dtype, making.target.device)
+    form = Form(config, layers, tokens, bool(found.get("norm_before_residual", False)), dtype)
     return make_drafter(Eagle3Head(form, tensors, making.target, what), making)
 
 
-def draft_tokens(offsets: Tensor | None, size: int, vocab_size: int, what: str) -> Tensor:
-    """The target's token [Vd] of each draft token: it and its offset. Raises ConfigError."""
-    tokens = torch.arange(size)
+def draft_tokens(tensors: Tensors, vocab_size: int, what: str) -> Tensor:
+    """The target's token [Vd] of each draft token: it and its offset in d2t, which is taken out.
+
+    Raises ConfigError.
+    """
+    head, offsets = tensors.get("lm_head.weight"), tensors.pop("d2t", None)
+    told = offsets if head is None else head
+    if told is None:
+        raise ConfigError(f"{what} has neither lm_head.weight nor d2t: one of them tells its vocabulary")
+    tokens = torch.arange(size := len(told))
     if offsets is not None:
         if offsets.shape != tokens.shape:
             raise ConfigError(f"{what} has d2t of shape {list(offsets.shape)} for {size} draft tokens")
@@ -135,6 +153,15 @@ def draft_tokens(offsets: Tensor | None, size: int, vocab_size: int, what: str) 
     if not size or len(tokens.unique()) < size or tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ConfigError(f"{what} has a d2t that does not name {size} different tokens of {vocab_size}")
     return tokens
+
+
+def target_rows(tokens: Tensor, target: ModelRunner) -> Tensors:
+    """The rows of the target's own head that belong to `tokens` [Vd], as a head of these tokens alone.
+
+    A head that shares them stores none: its states are to be read by what reads the target's.
+    """
+    weight, bias = target.telling.head_rows(tokens.to(target.device))
+    return {"lm_head.weight": weight} | ({} if bias is None else {"lm_head.bias": bias})
 
 
 def feature_layers(found: Mapping[str, Any], count: int, what: str) -> tuple[int, ...]:

@@ -152,9 +152,10 @@ class FeatureDrafter(Paged[_State]):
         fitting = [(v, state) for v, state in ready if self._grow(state, len(state.pairs) + v.nodes)]
         if not fitting:
             return []
-        logits = self._runner.logits(torch.stack([state.behind for _, state in fitting]))  # [N, V]
+        logits = self._runner.logits(torch.stack([state.behind for _, state in fitting]))  # [N, C]
+        names = self._runner.head.names
         return [
-            _Growing(view, state, self._maker.begin(view, row))
+            _Growing(view, state, self._maker.begin(view, row, names))
             for (view, state), row in zip(fitting, logits, strict=True)
         ]
 

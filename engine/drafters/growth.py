@@ -37,16 +37,17 @@ class Growth:
     Node -1 is the last committed token.
     """
 
-    root: Tensor  # [V], logits of node -1
+    root: Tensor  # [C], logits of node -1; a column for each token of the draft vocabulary
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)  # 1: children of node -1
     scores: list[float] = field(default_factory=list)  # log-probability, added up from the branch's root
     q: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)  # ids and probabilities, [S] each
-    rows: list[Tensor] = field(default_factory=list)  # [V] each
+    rows: list[Tensor] = field(default_factory=list)  # [C] each
     spares: list[Candidate] = field(default_factory=list)  # children that were not good enough to grow on
     shape: Shape | None = None  # how many children each node gets; None: `width` nodes a level
     ranked: dict[int, list[int]] = field(default_factory=dict)  # by node, what may follow it, best first
+    names: Tensor | None = None  # [C], the token of each column; None: the column's own number
 
     @property
     def fed(self) -> int:
@@ -58,6 +59,10 @@ class Growth:
         """Nodes of the widest level."""
         return max(map(self.depths.count, set(self.depths)), default=0)
 
+    def named(self, columns: Tensor) -> Tensor:
+        """The tokens of columns, in any shape."""
+        return columns if self.names is None else self.names[columns]
+
     def row(self, node: int) -> Tensor:
         return self.root if node < 0 else self.rows[node]
 
@@ -66,7 +71,7 @@ class Growth:
         return Row((), start, blocks, tuple(self.tokens), tuple(self.parents), self.fed)
 
     def take(self, logits: Iterator[Tensor]) -> None:
-        """[V] each, of the nodes that were without KV."""
+        """[C] each, of the nodes that were without KV."""
         self.rows += islice(logits, len(self.tokens) - self.fed)
 
     def depth(self, node: int) -> int:
@@ -125,6 +130,7 @@ class Growth:
             scores=[self.scores[old] - self.scores[node] for old in kept],
             q=[self.q[old] for old in kept],
             rows=[self.rows[old] for old in kept if old < self.fed],
+            names=self.names,
         )
 
     def cut(self, depth: int) -> None:
@@ -184,7 +190,7 @@ def add_level(growth: Growth, branch: Branch, view: DraftView, sampled: bool) ->
     branch's root and one of every later node, a shape that does not depend on what was drawn, as exactness
     asks (math.md section 1).
     """
-    logits = torch.stack([growth.row(node) for node in branch.frontier]).float()  # [F, V]
+    logits = torch.stack([growth.row(node) for node in branch.frontier]).float()  # [F, C]
     first = len(growth.tokens)
     if sampled:
         assert growth.shape is None
@@ -199,7 +205,7 @@ def add_level(growth: Growth, branch: Branch, view: DraftView, sampled: bool) ->
 
 def _best(growth: Growth, branch: Branch, view: DraftView, logits: Tensor) -> None:
     width = min(view.width, logits.shape[-1])
-    values, ids = logits.log_softmax(-1).topk(width)  # [F, W]
+    values, ids = _likeliest(growth, logits, width)  # [F, W]
     candidates = [
         Candidate(token, parent, value + (growth.scores[parent] if branch.levels else 0.0))
         for parent, row, scores in zip(branch.frontier, ids.tolist(), values.tolist(), strict=True)
@@ -211,9 +217,15 @@ def _best(growth: Growth, branch: Branch, view: DraftView, logits: Tensor) -> No
     growth.spares += candidates[width:]
 
 
+def _likeliest(growth: Growth, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and tokens, the best first, [F, count] each, of logits [F, C]."""
+    values, columns = logits.log_softmax(-1).topk(count)
+    return values, growth.named(columns)
+
+
 def _shaped(growth: Growth, branch: Branch, logits: Tensor, counts: Sequence[int]) -> None:
     """`counts`: of children, for each node of the frontier."""
-    values, ids = logits.log_softmax(-1).topk(min(RANKS, logits.shape[-1]))  # [F, R]
+    values, ids = _likeliest(growth, logits, min(RANKS, logits.shape[-1]))  # [F, R]
     rows = zip(branch.frontier, ids.tolist(), values.tolist(), counts, strict=True)
     for parent, tokens, scores, count in rows:
         growth.ranked[parent] = tokens
@@ -225,7 +237,7 @@ def _shaped(growth: Growth, branch: Branch, logits: Tensor, counts: Sequence[int
 def _sample(growth: Growth, branch: Branch, view: DraftView, logits: Tensor) -> None:
     count = len(branch.frontier)
     tokens, q_ids, q_probs = draw_children(
-        process(logits, [view.sampling] * count),  # [F, V]
+        process(logits, [view.sampling] * count),  # [F, C]
         [view.sampling] * count,
         sequences=[view.sequence] * count,
         positions=[view.length + growth.depth(node) for node in branch.frontier],
@@ -233,6 +245,7 @@ def _sample(growth: Growth, branch: Branch, view: DraftView, logits: Tensor) -> 
         drawn="without_replacement" if view.width > 1 else "iid",
         coupled=view.coupled,
         branches=[node + 1 for node in branch.frontier],
+        names=growth.names,
     )  # [F, w], [F, S], [F, S]
     for row, parent in enumerate(branch.frontier):
         for token in tokens[row].tolist():
@@ -245,6 +258,7 @@ def candidates(nodes: Sequence[tuple[Growth, int, DraftView]], count: int) -> li
     What a coupled target draws is the best of log p + G, so the noise G, which is known, is part of it.
     """
     taken = [{growth.tokens[child] for child in growth.children(node)} for growth, node, _ in nodes]
+    assert all(growth.names is None for growth, _, _ in nodes)
     logits = torch.stack([growth.row(node) for growth, node, _ in nodes]).float()  # [N, V]
     tokens, _, _ = draw_children(
         process(logits, [view.sampling for _, _, view in nodes]),

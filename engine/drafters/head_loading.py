@@ -13,7 +13,9 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from gammaray import packaged
 from gammaray.engine import loading
+from gammaray.engine.drafters import int8_rows
 from gammaray.errors import ConfigError
 
 Tensors = dict[str, Tensor]
@@ -22,7 +24,10 @@ TRAINERS = ("training_args", "optimizer", "scheduler")  # pickles that a trainer
 
 
 def folder_of(model: str) -> Path:
-    """The local folder of what a configuration names: a folder, or a Hugging Face id. Raises ConfigError."""
+    """The local folder of what a configuration names: a head that comes with gammaray (`packaged.head`), a
+    folder, or a Hugging Face id. Raises ConfigError."""
+    if own := packaged.head(model):
+        return own
     place = loading.resolve(model)
     if Path(place).is_dir():
         return Path(place)
@@ -49,7 +54,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, wanted: Callable[[str], bool] = lambda key: True) -> Tensors:
-    """The `wanted` tensors of all safetensors files, else of all torch files, by key.
+    """The `wanted` tensors of all safetensors files, else of all torch files, by key; those in 8 bits in
+    float32 (`int8_rows`).
 
     Raises ConfigError for a file that is broken, or a pickle of more than tensors.
     """
@@ -61,7 +67,7 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool] = lambda key: True)
             found |= (_from_safetensors if files else _from_pickle)(path, wanted)
         except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
             raise ConfigError(f"cannot read the tensors in {path}: {type(error).__name__}") from error
-    return found
+    return int8_rows.plain(found, folder)
 
 
 def _from_safetensors(path: Path, wanted: Callable[[str], bool]) -> Tensors:

@@ -18,6 +18,7 @@ class Head(Protocol):
     """H numbers are a hidden state of the head, F those of the target that it begins with."""
 
     layers: tuple[int, ...]  # of the target, see `Featured`
+    names: Tensor | None  # [C], the target's token for each column of its logits; None: all tokens, C = V
 
     def enter(self, features: Tensor) -> Tensor:
         """The target's features [T, F] as hidden states [T, H]."""
@@ -29,7 +30,7 @@ class Head(Protocol):
         """
 
     def logits(self, states: Tensor) -> Tensor:
-        """[N, H] -> [N, V] over the target's vocabulary."""
+        """[N, H] -> [N, C]."""
 
 
 class HeadRunner:
@@ -49,8 +50,8 @@ class HeadRunner:
         ids = torch.zeros(2, dtype=torch.int64, device=target.device)
         features = target.telling.embed(ids).repeat(1, len(head.layers))  # [2, F]
         probe = DenseAttention()
-        head.forward(ids, head.enter(features), torch.arange(2, device=target.device), probe)
-        pool = KVPool(probe.shapes, target.num_blocks, target.block_size, target.dtype, target.device)
+        states = head.forward(ids, head.enter(features), torch.arange(2, device=target.device), probe)
+        pool = KVPool(probe.shapes, target.num_blocks, target.block_size, states.dtype, target.device)
         return cls(head, pool, target.vocab_size)
 
     @torch.inference_mode()
@@ -67,5 +68,5 @@ class HeadRunner:
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:
-        """[N, H] -> [N, V]."""
+        """[N, H] -> [N, C], of the tokens `head.names`."""
         return self.head.logits(states)

@@ -13,6 +13,7 @@ accepted (section 3.2). It sees the tokens before the place, never the one that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,13 +47,15 @@ class MarkovHead:
 class ConfidenceHead:
     project: Linear  # [M, H] or [M, H + r] -> [M, 1]
     embeds: bool
+    temperatures: Tensor | None = None  # [D], of each drafted place (section 3.2.1); None: all 1
 
-    def __call__(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
-        """Probability [M] that the token of a place will be accepted."""
+    def __call__(self, hidden: Tensor, embedded: Tensor | None, places: Sequence[int]) -> Tensor:
+        """Probability [M] that the tokens of these places will be accepted."""
         if self.embeds:
             assert embedded is not None
             hidden = torch.cat([hidden, embedded], -1)
-        return self.project(hidden)[:, 0].float().sigmoid()
+        told = self.project(hidden)[:, 0].float()
+        return (told if self.temperatures is None else told / self.temperatures[list(places)]).sigmoid()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,16 @@ def take_markov(weights: Weights, kind: str, sizes: HeadSizes) -> MarkovHead | N
     return MarkovHead(embedding, mix, project)
 
 
-def take_confidence(weights: Weights, embeds: bool, sizes: HeadSizes) -> ConfidenceHead:
+def take_confidence(
+    weights: Weights, embeds: bool, sizes: HeadSizes, temperatures: Sequence[float] = ()
+) -> ConfidenceHead:
     """Raises ConfigError."""
     if embeds and not sizes.rank:
         raise ConfigError(f"{weights.place}: confidence_head_with_markov needs markov_rank above 0")
     inputs = sizes.hidden + (sizes.rank if embeds else 0)
-    return ConfidenceHead(_biased(weights, "confidence_head.proj", 1, inputs), embeds)
+    project = _biased(weights, "confidence_head.proj", 1, inputs)
+    scale = torch.tensor(temperatures, device=weights.device) if temperatures else None
+    return ConfidenceHead(project, embeds, scale)
 
 
 def _biased(weights: Weights, name: str, outputs: int, inputs: int) -> Linear:

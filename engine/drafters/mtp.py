@@ -69,6 +69,8 @@ LAYOUTS = (
 class MtpHead(nn.Module):
     """Implements `gammaray.engine.drafters.head_runner.Head`."""
 
+    names: Tensor | None = None  # all of them
+
     def __init__(
         self, parts: Parts, tensors: Tensors, target: ModelRunner, hidden_first: bool, what: str
     ) -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gammaray.engine.drafters.base import Drafter
+from gammaray.engine.drafters.provenance import check_target
 from gammaray.engine.runner import ModelRunner
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Making:
 
 def make(making: Making) -> Drafter:
     """Raises ConfigError, VocabularyMismatch or ModelUnsupported with what to change."""
+    check_target(making.name, making.config, making.model)
     module = import_module(f"gammaray.engine.drafters.{MODULES[making.config.method]}")
     drafter: Drafter = module.make(making)
     return drafter

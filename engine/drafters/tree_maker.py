@@ -25,7 +25,7 @@ class TreeMaker:
     """What every drafter with a distribution calls, in this order:
 
         maker = TreeMaker(config.tree, config.draft_sampling)  # once
-        growth = maker.begin(view, logits)  # behind the last committed token; has level 1 already
+        growth = maker.begin(view, logits, names)  # behind the last committed token; has level 1 already
         while maker.grows(view, growth):
             ...feed the nodes from growth.fed on, and append the logits behind each to growth.rows
             maker.add_level(view, growth)
@@ -60,9 +60,10 @@ class TreeMaker:
     def sampled(self, view: DraftView) -> bool:
         return self.draft_sampling and not view.sampling.greedy
 
-    def begin(self, view: DraftView, logits: Tensor) -> Growth:
-        """`logits` [V]: behind the last committed token."""
-        growth = Growth(logits, shape=self._shape(view, len(logits)) if self.kind == "sequoia" else None)
+    def begin(self, view: DraftView, logits: Tensor, names: Tensor | None = None) -> Growth:
+        """`logits` [C]: behind the last committed token, of the tokens `names` [C]; None: of all."""
+        shape = self._shape(view, len(logits)) if self.kind == "sequoia" else None
+        growth = Growth(logits, shape=shape, names=names)
         self.add_level(view, growth)
         return growth
 

@@ -20,7 +20,7 @@ class Weights:
         self.place = place  # for messages
         self._left = dict(tensors)
         self._dtype = dtype
-        self._device = device
+        self.device = device
 
     def take(self, key: str, *shape: int) -> Tensor:
         """Raises ConfigError where it is missing, or of another shape."""
@@ -35,7 +35,7 @@ class Weights:
         if tuple(tensor.shape) != shape:
             raise ConfigError(f"{self.place}: {key} is {list(tensor.shape)}, expected {list(shape)}")
         kept = tensor.dtype if not tensor.is_floating_point() else self._dtype
-        return tensor.detach().to(self._device, kept)
+        return tensor.detach().to(self.device, kept)
 
     def finish(self, unused: Iterable[str] = ()) -> None:
         """Raises ConfigError where a tensor was not taken: it would have changed what the checkpoint says."""

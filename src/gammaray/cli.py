@@ -19,6 +19,7 @@ import typer
 from gammaray import __version__
 from gammaray.errors import ConfigError, GammarayError, InvalidRequest
 from gammaray.tenants_cli import tenants
+from gammaray.train_cli import train
 from gammaray.types import PLAIN, SamplingParams, SpeculationPlan
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -28,6 +29,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 benches = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(benches, name="bench")
 app.add_typer(tenants, name="tenants")
+app.add_typer(train, name="train")
 
 
 def main() -> None:

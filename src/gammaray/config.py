@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from gammaray.drafter_config import CompositeDrafter, Drafter, Dtype, ModelDrafter, check_nodes
 from gammaray.errors import ConfigError
+from gammaray.packaged import fitting_head
 from gammaray.types import WARMUP_CLASS, Verification
 from gammaray.validation import Strict, explain, nearest, path
 from gammaray.yamlfile import read, read_file
@@ -414,24 +415,42 @@ class Config(Strict):
         return parse({**data, "server": {**data["server"], **given}}, "command line")
 
 
-DEFAULT = """\
-target: {model: smollm2-135m-instruct}
+EMBEDDED = "smollm2-135m-instruct"
+DEFAULT = f"""\
+target: {{model: {EMBEDDED}}}
 drafters:
-  lookup: {method: ngram, max_ngram: 4, min_ngram: 2}
+  lookup: {{method: ngram, max_ngram: 4, min_ngram: 2}}
 tenants:
   default:
     drafter: lookup
-    speculation: {gamma: 8, tree_width: 1}
+    speculation: {{gamma: 8, tree_width: 1}}
+"""
+# Its head was measured before it came here, so it needs no time on trial.
+WITH_HEAD = """\
+target: {{model: {model}}}
+drafters:
+  lookup: {{method: ngram, max_ngram: 4, min_ngram: 2}}
+  head: {{method: eagle3, path: {head}, dtype: auto}}
+  both: {{method: composite, drafters: [lookup, head]}}
+tenants:
+  default:
+    drafter: both
+    fallback_drafter: lookup
+    warmup_s: 0
+    speculation: {{gamma: 5, tree_width: 2}}
 """
 
 
 def load(file: str | Path | None = None) -> Config:
-    """Reads a YAML file; None gives the embedded default (SmolLM2 with the n-gram drafter).
+    """Reads a YAML file; None gives the embedded default: SmolLM2 with the n-gram drafter, and with the head
+    that was made for it where there is one for the installed weights.
 
     Raises ConfigError for a missing file, bad YAML, a duplicate key, or a key or value that is wrong.
     """
     if file is None:
-        return parse(read(DEFAULT, "default"), "default")
+        head = fitting_head(EMBEDDED)
+        text = WITH_HEAD.format(model=EMBEDDED, head=head) if head else DEFAULT
+        return parse(read(text, "default"), "default")
     return parse(read_file(Path(file), "configuration"), str(file))
 
 

@@ -122,6 +122,7 @@ class Eagle3Drafter(_Growing):
 
     method: Literal["eagle3"]
     path: str = Field(min_length=1)
+    dtype: Dtype | None = None  # None: the target's
     tree: Tree = "dynamic"
 
 

@@ -144,12 +144,6 @@ def test_the_packaged_model() -> None:
     assert (found.parameters, found.layers, found.max_length) == (134_515_008, 30, 8192)
 
 
-def test_aliases_are_the_engines() -> None:
-    from gammaray.engine.gguf import PACKAGED
-
-    assert checkpoint.PACKAGED == PACKAGED
-
-
 @pytest.mark.parametrize(
     ("name", "billions"),
     [

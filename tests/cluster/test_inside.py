@@ -68,6 +68,15 @@ def test_a_head_takes_its_weights_and_the_kv_of_its_layers(tmp_path: Path, metho
     assert (found.weights, found.kv) == (500 * 2, kv * 512 * 2 * ONE_LAYER)
 
 
+def test_a_head_without_lm_head_copies_rows_of_the_targets(tmp_path: Path) -> None:
+    """They are in no file. `dtype`: of the head alone."""
+    path = write(tmp_path / "head", HEAD, 500)
+    tensors = {"a": np.zeros(500, "float32"), "d2t": np.zeros(10, "int64")}
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    found = drafts(tmp_path, {"method": "eagle3", "path": path, "dtype": "float32"})
+    assert found.weights == (500 + 10 + 10 * HEAD["hidden_size"]) * 4
+
+
 def test_layers_of_the_target_itself(tmp_path: Path) -> None:
     shared = drafts(tmp_path, {"method": "layer_exit", "layers": 2})
     assert (shared.light, shared.need) == (False, 0)  # it computes where the target does

@@ -101,7 +101,7 @@ def test_both_ways_to_an_rms_norm_agree(monkeypatch: pytest.MonkeyPatch) -> None
     """Catches a GPU's way that reads the doubled weights, or another epsilon."""
     norm = nn.RMSNorm(16)
     nn.init.normal_(norm.weight)
-    x, doubled = torch.randn(5, 16), lean._doubled(norm)
+    x, doubled = torch.randn(5, 16), lean.doubled(norm)
     used: list[tuple[Any, ...]] = []
 
     def watched(*args: Any) -> Tensor:
@@ -109,10 +109,10 @@ def test_both_ways_to_an_rms_norm_agree(monkeypatch: pytest.MonkeyPatch) -> None
         return torch.rms_norm(*args)
 
     monkeypatch.setattr(F, "rms_norm", watched)
-    assert lean._rms_norm(x.to(META), doubled.to(META), 1e-3).shape == x.shape
+    assert lean.rms_norm(x.to(META), doubled.to(META), 1e-3).shape == x.shape
     shape, weight, eps = used[0][1:]
     assert weight.shape == shape == (16,) and eps == 1e-3
-    torch.testing.assert_close(torch.rms_norm(x, shape, norm.weight, eps), lean._rms_norm(x, doubled, eps))
+    torch.testing.assert_close(torch.rms_norm(x, shape, norm.weight, eps), lean.rms_norm(x, doubled, eps))
 
 
 def test_the_lean_pass_never_waits_for_the_device() -> None:

@@ -240,6 +240,7 @@ def test_its_own_embedding_layers_and_residual_are_used(tmp_path: Path, target: 
         (tensors, plain),
         (tensors | table, plain),
         (tensors, plain | {"norm_before_residual": True}),
+        (tensors, plain | {"hidden_act": "relu"}),
         (tensors, plain | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}),
         (tensors | {"midlayer.self_attn.q_proj.bias": torch.ones(32)}, plain),
     ]
@@ -264,6 +265,9 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor], dict[str, Any]], Any], st
     "layers": ("eagle3", lambda w, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 9]), "it has 6"),
     "option": ("eagle3", lambda w, c: c.update(norm_before_fc=True), "norm_before_fc"),
     "d2t": ("eagle3", lambda w, c: w.pop("d2t"), "no d2t"),
+    "vocabulary": ("eagle3", lambda w, c: (w.pop("d2t"), w.pop("lm_head.weight")), "neither lm_head"),
+    "rows": ("eagle3", lambda w, c: (w.pop("lm_head.weight"), w["d2t"].add_(99)), "different tokens"),
+    "int8": ("eagle3", lambda w, c: w.update({"fc.weight": w["fc.weight"].char()}), "fc.weight_scale"),
     "double": ("eagle3", lambda w, c: w["d2t"][1].sub_(1), "different tokens"),
 }
 
@@ -284,6 +288,40 @@ def test_another_vocabulary_is_refused(tmp_path: Path, target: PreTrainedModel) 
         make(target, "eagle", path)
     with pytest.raises(ConfigError, match="no such file"):
         make(target, "eagle", str(tmp_path / "nowhere"))
+
+
+def test_a_bias_of_one_projection_is_none_of_the_others(tmp_path: Path, target: PreTrainedModel) -> None:
+    """Queries, keys and values are one matrix, where the others' share must be 0."""
+    tensors, config = heads.eagle3(target, DRAFT_TOKENS), heads.settings(target)
+    tensors["midlayer.self_attn.q_proj.bias"] = torch.ones(32)
+    zeros = {f"midlayer.self_attn.{name}_proj.bias": torch.zeros(16) for name in "kv"}
+    folders = [heads.write(tmp_path / str(len(own)), tensors | own, config) for own in ({}, zeros)]
+    one, other = (making(target, "eagle3", folder) for folder in folders)
+    found = [confidences(eagle3.make(made), made.target) for made in (one, other)]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_without_lm_head_it_reads_with_rows_of_the_targets_head(
+    tmp_path: Path, target: PreTrainedModel
+) -> None:
+    """Other rows, or rows in another order, would be another head. The target's is not its embedding."""
+    tensors, config = heads.eagle3(target, DRAFT_TOKENS), heads.settings(target)
+    tensors["lm_head.weight"] = target.get_output_embeddings().weight.detach()[DRAFT_TOKENS].clone()
+    whole = making(target, "eagle3", heads.write(tmp_path / "whole", tensors, config))
+    del tensors["lm_head.weight"]
+    shared = making(target, "eagle3", heads.write(tmp_path / "shared", tensors, config))
+    one, other = (confidences(eagle3.make(made), made.target) for made in (whole, shared))
+    assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_head_in_16_bits_beside_a_target_in_32_drafts_nearly_the_same(
+    tmp_path: Path, target: PreTrainedModel
+) -> None:
+    """Its pages too are of its own dtype: bfloat16 keys cannot be written to the target's kind of pool."""
+    path = heads.write(tmp_path, heads.lean_eagle3(target, DRAFT_TOKENS), heads.settings(target))
+    own, narrow = (making(target, "eagle3", path, dtype=dtype) for dtype in (None, "bfloat16"))
+    one, other = (confidences(eagle3.make(made), made.target) for made in (own, narrow))
+    assert one != other and one == pytest.approx(other, abs=0.1)
 
 
 # Pairs and pages -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import tiny_llama, tiny_model
-from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, PreTrainedModel
+from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, PhiConfig, PreTrainedModel
 
 from gammaray.engine.batch import Row
 from gammaray.engine.hf import HuggingFaceModel
@@ -65,6 +65,24 @@ def test_behind_the_last_norm_is_what_the_head_reads(name: str) -> None:
         given = runner.telling.embed(torch.tensor(TOKENS))
     if name != "gpt2":  # adds positions to its embeddings
         torch.testing.assert_close(embedded, given, atol=1e-5, rtol=0)
+
+
+HEADS = {**MODELS, "phi": (PhiConfig, {}, HuggingFaceModel)}  # whose head has a bias
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_rows_of_the_head_make_its_logits(name: str) -> None:
+    """What shares some rows would else draft from a packed layout, other tokens, or without the bias."""
+    config, options, _ = HEADS[name]
+    model = tiny_model(config, layers=2, **options)
+    if name == "phi":
+        torch.nn.init.normal_(model.lm_head.bias)
+    telling = load_runner(model, "float32", block_size=4, num_blocks=16).telling
+    tokens, states = torch.tensor([7, 3, 31]), torch.randn(5, 32)
+    with torch.inference_mode():
+        expected = telling.head(states)[:, tokens]
+        found = torch.nn.functional.linear(states, *telling.head_rows(tokens))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_the_form_of_foreign_models_agrees_with_the_lean_one() -> None:

@@ -23,6 +23,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from gammaray import packaged
 from gammaray.engine import gguf, lean, loading, selfcheck
 from gammaray.engine.attention import AttentionOptions
 from gammaray.engine.batch import Row
@@ -302,8 +303,8 @@ def test_bfloat16_passes_the_self_check_on_the_lean_path() -> None:
 @pytest.mark.smollm2
 @needs_embedded
 def test_a_copied_gguf_file_is_the_same_model(tmp_path: Path) -> None:
-    file = tmp_path / gguf.packaged_gguf(MODEL).name
-    shutil.copy(gguf.packaged_gguf(MODEL), file)
+    file = tmp_path / packaged.gguf(MODEL).name
+    shutil.copy(packaged.gguf(MODEL), file)
     assert loading.resolve(str(file)) == loading.resolve(MODEL)
 
 

@@ -41,6 +41,8 @@ def test_what_takes_nothing_and_what_takes_a_head(settings: Config) -> None:
     assert {found[name].weights for name in ("ngram", "suffix", "recycle", "lookahead", "layer_exit")} == {0}
     assert found["layer_exit-own-head"].weights == 4 * HIDDEN * VOCAB
     assert found["model-mamba"].block == 0 < found["model-mamba"].weights  # states are no KV
+    # Its rows of the target's head are copied: it takes what one with such rows of its own takes, in 16 bits.
+    assert found["eagle3-shared"].weights == found["eagle3"].weights // 2
     assert found["medusa"].block == 0 < found["medusa"].weights
     layer = 2 * 2 * 8 * 4 * settings.target.kv.block_size  # keys and values, heads, their size, bytes
     assert found["model"].block == layer < LAYERS * layer

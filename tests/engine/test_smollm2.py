@@ -88,6 +88,13 @@ def test_speculation_changes_at_most_near_ties(
     assert accepted > 10
 
 
+def test_rows_of_its_head_are_those_of_its_embedding(runner: ModelRunner) -> None:
+    """A head that shares them gets weights: no blocks of a quantised file, and not oneDNN's layout."""
+    tokens = torch.tensor([2, 49151, 17])
+    weight, bias = runner.telling.head_rows(tokens)
+    assert bias is None and torch.equal(weight, runner.telling.embed(tokens))
+
+
 def test_64_streams_of_mixed_settings(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase) -> None:
     """All finish, the oracle is silent, the pool returns to its baseline."""
     served = engine(runner, tokenizer, oracle=True)

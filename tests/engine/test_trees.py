@@ -403,6 +403,29 @@ def test_a_narrow_tree_does_not_confirm_itself() -> None:
     assert maker.accepted[0][2] > 0.5 > maker.accepted[0][0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "sampling"), [("static", GREEDY), ("sequoia", GREEDY), ("static", HOT)], ids=str
+)
+def test_few_columns_draft_what_the_whole_vocabulary_would(kind: Tree, sampling: SamplingParams) -> None:
+    """Noise that counts columns would be another token's, so that what is drawn here is not what the target
+    draws; a column given out as a token would be a wrong one."""
+    names = torch.tensor([1, 2, 5])
+    whole = torch.full((VOCAB,), -torch.inf).index_copy(0, names, torch.tensor([0.3, 1.0, 0.2]))
+    grown = []
+    for logits, own in ((whole, None), (whole[names], names)):
+        maker = TreeMaker(kind, draft_sampling=sampling is HOT)
+        growth = maker.begin(view(2, 2, sampling), logits, own)
+        growth.rows += [logits] * len(growth.tokens)
+        maker.add_level(view(2, 2, sampling), growth)
+        grown.append(growth)
+    one, other = grown
+    assert (one.tokens, one.parents) == (other.tokens, other.parents) and len(one.tokens) > 1
+    for pair, few in zip(one.q, other.q, strict=True):
+        if pair is not None and few is not None:
+            kept = pair[1] > 0
+            assert torch.equal(pair[0][kept], few[0]) and torch.equal(pair[1][kept], few[1])
+
+
 # In a drafter ----------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,32 @@ def test_a_full_tree_uses_all_64_bits(sizes: AttentionSizes | None) -> None:
     torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
 
 
+CHAIN, BRANCHES = (-1, 0, 1, 2), (-1, 0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "lone"),
+    [
+        (Row([1], 21, [5, 9, 2, 30, 31, 60]), True),
+        (Row([1], 7, [8, 9]), True),
+        (Row((), 20, [5, 6, 7, 8, 9, 10], [1] * 4, CHAIN, 3), True),
+        (Row((), 20, [5, 6, 7, 8, 9, 10], [1] * 4, BRANCHES, 3), False),
+        (Row((), 2, list(range(17)), [1] * 64, range(-1, 63), 63), True),
+    ],
+)
+def test_a_token_alone_sees_what_it_should(row: Row, lone: bool) -> None:
+    """Taken for the end of a chain, a node would see its sibling, or the last of 64 bits would be a sign."""
+    batch = step([row])
+    assert cpu.is_lone(batch) == lone
+    k_pool, v_pool = (poison(pool, batch) for pool in pools(2, 8, 8))
+    q = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(2))
+    for window in (None, 5):
+        plan = plan_attention(batch, BLOCK_SIZE, torch.float32, group_size=3, window=window)
+        got = paged_tree_attention(q, k_pool, v_pool, plan, scaling=0.4)
+        expected = reference.paged_tree_attention(q, k_pool, v_pool, batch, scaling=0.4, window=window)
+        torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
+
+
 def test_blocks_in_a_run_are_read_in_place() -> None:
     batch = step([tree_row(30, 1, list(range(20, 30)), nodes=8)])
     k_pool, v_pool = (poison(pool, batch) for pool in pools(2, 8, 8))

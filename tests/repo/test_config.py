@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gammaray.config
 from gammaray.config import Config, Target, dump, load, parse
 from gammaray.drafter_config import FOREIGN
 from gammaray.errors import ConfigError
@@ -55,12 +56,19 @@ def config(text: str):
     return parse(read(text, "test"), "test")
 
 
-def test_default_serves_the_embedded_model_with_lookup() -> None:
+@pytest.mark.parametrize("head", [None, "heads/smollm2-135m-instruct"])
+def test_default_serves_the_embedded_model(monkeypatch: pytest.MonkeyPatch, head: str | None) -> None:
+    """With lookup, and with the head beside it where one fits; a head that does not would stop the start."""
+    monkeypatch.setattr(gammaray.config, "fitting_head", lambda alias: head)
     default = load()
     assert default.target.model == "smollm2-135m-instruct"
     assert default.drafters["lookup"].method == "ngram"
-    assert default.tenants["default"].drafter == "lookup"
+    used = default.drafters[default.tenants["default"].drafter or ""]
+    assert [part.method for part in default.parts(used)] == (["ngram", "eagle3"] if head else ["ngram"])
+    assert [getattr(part, "path", None) for part in default.parts(used)][1:] == ([head] if head else [])
+    assert default.tenants["default"].warmup_s in (None, 0)  # else it would adapt nothing for half an hour
     assert (default.server.host, default.server.port) == ("127.0.0.1", 8000)
+    assert default == config(dump(default))
 
 
 @pytest.mark.parametrize("text", [FULL, "target: {model: x}"])
@@ -70,7 +78,6 @@ def test_dump_loads_to_the_same(text: str, tmp_path: Path) -> None:
     file.write_text(dump(given))
     assert load(file) == given
     assert pickle.loads(pickle.dumps(given)) == given
-    assert load() == config(dump(load()))
 
 
 def test_a_tenant_named_default_is_always_there() -> None:

@@ -18,16 +18,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = {"types", "errors"}
-BASE = CORE | {"config", "drafter_config", "validation"}
-ROOMS = {"kernels", "routing", "telemetry", "api", "engine", "actors", "cluster"}
+BASE = CORE | {"config", "drafter_config", "packaged", "papers", "validation"}
+ROOMS = {"kernels", "routing", "telemetry", "api", "engine", "actors", "cluster", "training"}
 ALLOWED = {  # of gammaray's own; a room may always import itself
     "__init__": set(),
     "types": set(),
     "errors": set(),
     "validation": CORE,
     "yamlfile": CORE,
-    "config": CORE | {"drafter_config", "validation", "yamlfile"},
+    "config": CORE | {"drafter_config", "packaged", "validation", "yamlfile"},
     "drafter_config": CORE | {"validation"},
+    "papers": CORE | {"validation"},
+    "packaged": CORE | {"papers"},
     "drafter_names": BASE | {"yamlfile"},
     "kernels": CORE,
     "engine": BASE | {"drafter_names", "kernels"},
@@ -36,11 +38,20 @@ ALLOWED = {  # of gammaray's own; a room may always import itself
     "api": BASE | {"telemetry"},
     "actors": BASE | {"kernels", "engine", "routing", "telemetry"},
     "cluster": BASE | {"kernels", "engine", "routing", "telemetry", "actors", "api", "yamlfile"},
+    "training": BASE | {"drafter_names", "kernels", "engine"},
     "tenants_cli": BASE | {"yamlfile", "routing"},
-    "cli": BASE | ROOMS | {"drafter_names", "tenants_cli"},
+    "train_cli": BASE | {"drafter_names", "engine", "training"},
+    "cli": BASE | ROOMS | {"drafter_names", "tenants_cli", "train_cli"},
 }
-MAY_IMPORT = {"ray": {"actors", "cluster"}, "torch": {"kernels", "engine", "actors", "cluster"}}
-COMMANDS = {"cli", "tenants_cli"}  # start fast: rooms are imported by the command that needs them
+MAY_IMPORT = {
+    "ray": {"actors", "cluster"},
+    "torch": {"kernels", "engine", "actors", "cluster", "training"},
+}
+COMMANDS = {
+    "cli",
+    "tenants_cli",
+    "train_cli",
+}  # start fast: rooms are imported by the command that needs them
 STANDARD_LIBRARY_ONLY = {"__init__", "types", "errors"}
 FUSED = "kernels/fused/"  # the only importers of Triton
 DISPATCHERS = ("kernels/api.py", "kernels/verification.py", "kernels/bench/", "engine/attention.py")

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gammaray.config import Tenant
-from gammaray.errors import InvalidRequest, NotFound
+from gammaray.errors import ConfigError, InvalidRequest, NotFound
+from gammaray.papers import Papers
 from gammaray.routing import registry, revisions
 from gammaray.routing.registry import KEPT, Line, Version
 
@@ -21,6 +22,31 @@ def names(versions: tuple[Version, ...]) -> list[str | None]:
 
 def trial(candidate: Version = V2) -> Line:
     return registry.propose(registry.begin(V1), candidate, 10.0, "configured")
+
+
+@pytest.mark.parametrize(
+    ("papers", "target", "why"),
+    [
+        (None, "a", ""),  # of a drafter that was made elsewhere
+        (Papers("a"), "a", ""),
+        (Papers("a"), None, ""),  # not known here
+        (
+            Papers("a", problem="it has no acceptance report"),
+            "a",
+            "gammaray train report big --drafter ./out",
+        ),
+        (Papers("a", problem="it has no acceptance report"), None, "gammaray train report big"),
+        (Papers("b"), "a", "gammaray train refresh big --drafter ./out"),
+    ],
+)
+def test_a_version_is_admitted_by_its_papers(papers: Papers | None, target: str | None, why: str) -> None:
+    """Else a head that was distilled for other weights, or that nobody measured, could be put on trial."""
+    if not why:
+        admitted = registry.admit(V2, papers, target, "./out", "big")
+        assert trial(admitted).candidate is not None
+        return
+    with pytest.raises(ConfigError, match=why):
+        registry.admit(V2, papers, target, "./out", "big")
 
 
 def test_a_trial_is_in_the_shadow_then_live_then_current() -> None:

@@ -69,6 +69,14 @@ def eagle3(target: PreTrainedModel, tokens: list[int], seed: int = 4, layer: str
     }
 
 
+def lean_eagle3(target: PreTrainedModel, tokens: list[int]) -> Tensors:
+    """As `gammaray train eagle` saves it: in bfloat16, without a table of embeddings and without lm_head, of
+    which the target has both."""
+    tensors = eagle3(target, tokens)
+    del tensors["lm_head.weight"]
+    return {key: x.bfloat16() if x.is_floating_point() else x for key, x in tensors.items()}
+
+
 # What a family calls the norms of embedding and state, the projection, the last norm, and its layer's keys.
 MTP_NAMES = {
     "deepseek": ("model.layers.{layers}.", "enorm", "hnorm", "eh_proj", "shared_head.norm", ""),

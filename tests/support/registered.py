@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 from transformers import Mamba2Config, MambaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from gammaray.config import Config, parse
+from gammaray.engine.drafters import int8_rows
 from support import block_heads, heads
 
 VOCAB = 12
@@ -98,11 +99,15 @@ def eagle(folder: Path) -> Drafters:
 
 
 def eagle3(folder: Path) -> Drafters:
-    """A draft vocabulary of two thirds of the target's."""
-    tokens = [token for token in range(VOCAB) if token % 3]
-    path = heads.write(folder, heads.eagle3(target(), tokens), heads.settings(target()))
-    named = {"method": "eagle3", "path": path}
+    """A draft vocabulary of two thirds of the target's. `shared`: as it is trained here, with rows of the
+    target's own head, in bfloat16 beside a target in float32; then in 8 bits."""
+    tokens, config = [token for token in range(VOCAB) if token % 3], heads.settings(target())
+    named = {"method": "eagle3", "path": heads.write(folder, heads.eagle3(target(), tokens), config)}
     forms = {f"eagle3-{tree}": {**named, "tree": tree} for tree in ("static", "sequoia")}
+    lean = heads.lean_eagle3(target(), tokens)
+    shared = {**named, "path": heads.write(folder / "shared", lean, config), "dtype": "bfloat16"}
+    small = {**named, "path": heads.write(folder / "small", int8_rows.packed(lean), config)}
+    forms |= {"eagle3-shared": shared, "eagle3-shared-int8": small}
     return {"eagle3": named, "eagle3-sampled": {**forms["eagle3-static"], "draft_sampling": True}, **forms}
 
 

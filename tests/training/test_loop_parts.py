@@ -1,0 +1,97 @@
+"""What a run is made of: its way, batches, checkpoints and draft vocabulary, and how it is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from gammaray.errors import ConfigError
+from gammaray.training import checkpoint
+from gammaray.training.batches import Piece, endless, shuffled
+from gammaray.training.distributed import joined
+from gammaray.training.draft_vocab import choose
+from gammaray.training.schedule import Schedule
+from gammaray.training.stopping import stopping
+
+
+def test_the_rate_rises_and_falls_and_the_way_ends_after_its_steps() -> None:
+    schedule = Schedule(steps=300, rate=2.0, warmup=0.1, least=0.05)
+    done, rates = 0.0, []
+    while done < 1:
+        rates.append(schedule.rate_at(done))
+        done = schedule.after(done, seconds=9.0)
+    assert len(rates) == 300, "sums of 1/300 are not 1"
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert top == 30 and rates[0] < 0.1 and rates[top] == pytest.approx(2.0, rel=0.01)
+    assert rates[-1] == pytest.approx(0.1, rel=0.01)
+
+
+def test_minutes_end_a_way_with_the_rate_down() -> None:
+    """Cut off by the clock at a high rate, a head is much worse than it need be."""
+    schedule = Schedule(steps=1000, minutes=1.0)
+    done, rates = 0.0, []
+    while done < 1:
+        rates.append(schedule.rate_at(done))
+        done = schedule.after(done, seconds=0.5)
+    assert len(rates) == 120 and rates[-1] < 0.03 * max(rates)
+
+
+PIECES = [Piece(document, 0, 3 + document * 7 % 40) for document in range(60)]
+
+
+def test_an_epoch_has_each_piece_once_within_the_budget() -> None:
+    batches = shuffled(PIECES, budget=100, seed=3)
+    assert sorted(piece.document for batch in batches for piece in batch) == list(range(60))
+    padded = [len(batch) * max(piece.length for piece in batch) for batch in batches]
+    assert max(padded) <= 100 and sum(padded) < 1.3 * sum(piece.length for piece in PIECES)
+
+
+def test_epochs_differ_and_a_seed_tells_them_all() -> None:
+    size = len(shuffled(PIECES, 100, 3))
+    one, two = (list(islice(endless(PIECES, 100, 3), 2 * size)) for _ in range(2))
+    assert one == two and one[:size] != one[size:] and one[:size] != shuffled(PIECES, 100, 4)
+
+
+def test_a_spoilt_checkpoint_costs_one_step_back(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        checkpoint.save(tmp_path, step, {"number": step, "x": torch.full((2,), step)})
+    assert len(list(tmp_path.iterdir())) == checkpoint.KEPT
+    newest = max(tmp_path.iterdir())
+    newest.write_bytes(newest.read_bytes()[:100])
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found["number"] == 3
+    min(tmp_path.iterdir()).write_bytes(b"")
+    with pytest.raises(ConfigError, match="can be read"):
+        checkpoint.newest(tmp_path)
+
+
+def test_the_draft_vocabulary_is_what_was_written_most() -> None:
+    """Ties that fall as they may would give another head on another machine."""
+    counts = torch.tensor([0, 5, 0, 9, 0, 1, 0])
+    assert choose(counts, 3).tolist() == [1, 3, 5] and choose(counts, 5).tolist() == [0, 1, 2, 3, 5]
+    with pytest.raises(ConfigError, match="8 of 7"):
+        choose(counts, 8)
+
+
+def test_half_an_environment_of_torchrun_is_refused() -> None:
+    with joined({}) as world:
+        assert (world.rank, world.size) == (0, 1)
+    with pytest.raises(ConfigError, match="MASTER_PORT"), joined({"RANK": "0", "WORLD_SIZE": "2"}):
+        pass
+
+
+def test_a_first_ctrl_c_is_a_wish_and_a_second_is_not() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with stopping() as asked:
+        assert not asked()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
