@@ -10,12 +10,12 @@ from pathlib import Path
 from gammaray.engine.bench.machine import machine
 from gammaray.errors import ConfigError
 from gammaray.kernels.bench.report import table
-from gammaray.training.curve import svg
+from gammaray.training.curve import png
 from gammaray.training.files import replacing
 from gammaray.training.layers import NEAR, Exit, Wanted, pick, search
 
 HEAD = ("layers", "alpha", "draft latency", "depth", "tau", "predicted speed-up")
-NAMES = ("layers.json", "layers.svg")
+NAMES = ("layers.json", "layers.png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,15 @@ class Result:
 
 
 def run(wanted: Wanted, out: Path | None, say: Callable[[str], None] = lambda line: None) -> Result:
-    """Search, and write layers.json and layers.svg into `out`. Raises ConfigError."""
+    """Search, and write layers.json and layers.png into `out`. Raises ConfigError."""
     _check(out)
     found = Result(wanted.target, search(wanted, lambda one: say(" | ".join(_cells(one)))))
     if out is not None:
-        texts = json.dumps(found.as_json(), indent=1) + "\n", svg(wanted.target, found.exits, found.picked)
-        for name, text in zip(NAMES, texts, strict=True):
+        text = json.dumps(found.as_json(), indent=1) + "\n"
+        files = text.encode(), png(wanted.target, found.exits, found.picked)
+        for name, data in zip(NAMES, files, strict=True):
             with replacing(out / name) as work:
-                work.write_text(text, encoding="utf-8")
+                work.write_bytes(data)
     return found
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 from support.checkpoint import save_checkpoint
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from gammaray.drafter_names import alone
 from gammaray.engine.build import build_engine
 from gammaray.engine.local import run
 from gammaray.training import layers
+from gammaray.training.curve import ALPHA, SPEED
 from gammaray.training.layers import Exit
 from gammaray.types import GenerateRequest, SamplingParams, SpeculationPlan
 
@@ -87,8 +89,9 @@ def test_the_command_writes_what_it_says(model: str, tmp_path: Path) -> None:
     assert told["picked"] in (1, 2)
     assert done.exit_code == (0 if max(one["speedup"] for one in told["exits"]) > 1 else 1)
     assert json.loads((tmp_path / "found" / "layers.json").read_text()) == told
-    picture = (tmp_path / "found" / "layers.svg").read_text()
-    assert picture.count("<circle") == 4 and model in picture
+    picture = (imread(tmp_path / "found" / "layers.png")[..., :3] * 255).round().astype(int)
+    for colour in ALPHA, SPEED:
+        assert (picture == [int(colour[i : i + 2], 16) for i in (1, 3, 5)]).all(-1).any()
 
 
 def test_layers_that_are_not_there_are_refused(model: str) -> None:
