@@ -51,7 +51,7 @@ class Asked:
     temperatures: tuple[float, ...] = Play().temperatures
     epochs: float = 4.0
     minutes: float | None = None
-    rate: float = 1e-3
+    rate: float = 8e-3
     seed: int = 0
     dtype: str = "auto"
     pass_tokens: int = 2048

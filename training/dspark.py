@@ -23,6 +23,7 @@ from gammaray.training.block_loss import BlockLoss, block_loss
 from gammaray.training.heads import TargetHead, narrow, shares, write
 
 MARKOV = ("vanilla", "gated", "rnn")
+TABLES = ("lm_head.weight", "markov_w1.weight", "markov_w2.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,10 @@ class DsparkTrainee:
         drafter = BlockModule(self._config, embedding, self._target.only(self._tokens), own_head)
         self._drafter = drafter.to(runner.device)
         self.module = Drawing(self._drafter)
+
+    @property
+    def tables(self) -> list[nn.Parameter]:
+        return [x for name, x in self.module.named_parameters() if name.endswith(TABLES)]
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         draw = self.module.generator()

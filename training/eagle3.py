@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gammaray import papers
 from gammaray.engine.runner import ModelRunner
@@ -65,6 +65,10 @@ class Eagle3Trainee:
         self._rows, self._bias = rows.float(), None if bias is None else bias.float()
         own = self._rows if recipe.own_head else None
         self.module = HeadModule(recipe.shape, scale, own).to(target.device)
+
+    @property
+    def tables(self) -> list[nn.Parameter]:
+        return [x for name, x in self.module.named_parameters() if name == "lm_head.weight"]
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         depth, decay = self._recipe.depth, self._recipe.decay

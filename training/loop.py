@@ -1,4 +1,4 @@
-"""The loop that every head is trained with: gradients over batches, AdamW, checkpoints, held-out figures.
+"""The loop that every head is trained with: gradients over batches, checkpoints, held-out figures.
 
 A run goes on from its newest checkpoint to the same losses that it would have had (on a CPU to the bit, as
 long as the number of threads is the same): batches depend on the seed and the step alone, and nothing else
@@ -8,7 +8,7 @@ is drawn.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,9 +21,9 @@ from gammaray.errors import ConfigError
 from gammaray.training import checkpoint
 from gammaray.training.batches import Batch, Piece, Texts, endless, first, fitted
 from gammaray.training.distributed import ALONE, World
+from gammaray.training.optimizers import Optimizers
 from gammaray.training.schedule import Schedule
 
-BETAS = (0.9, 0.95)  # of AdamW (1711.05101); the second is that of EAGLE's authors
 LONGEST = 512  # tokens of a piece
 
 
@@ -32,6 +32,10 @@ class Trainee(Protocol):
 
     @property
     def module(self) -> nn.Module: ...
+
+    @property
+    def tables(self) -> Sequence[nn.Parameter]:
+        """Of `module`: what has a row for each token."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum over the batch, and the weight [] that it is of: sums of several batches are added up, then
@@ -107,7 +111,7 @@ class Trainer:
         self._texts, self._folder, self._world, self._clock = texts, folder, world, clock
         self._learning = [x for x in trainee.module.parameters() if x.requires_grad]
         self._device = self._learning[0].device
-        self._optimizer = _optimizer(self._learning, options)
+        self._optimizers = Optimizers(trainee.module, trainee.tables, options.decay)
         self._pieces = texts.pieces(texts.learned(), options.longest)
         self._run = options.binding | {"pieces": len(self._pieces), "world": world.size}
         if found := checkpoint.newest(folder):
@@ -154,7 +158,7 @@ class Trainer:
         self, rate: float, parts: list[list[Piece]], stopping: Callable[[], bool]
     ) -> tuple[float, float, bool]:
         """Loss, norm of the gradient, and whether any process was asked to stop."""
-        self._optimizer.zero_grad()
+        self._optimizers.zero_grad()
         sums = torch.zeros(3, device=self._device)  # loss, weight, stopping
         for part in parts:
             with self._precision():
@@ -167,9 +171,7 @@ class Trainer:
         for x, gradient in zip(self._learning, gradients, strict=True):
             x.grad = gradient.div_(sums[1].clamp(min=1e-6))
         norm = nn.utils.clip_grad_norm_(self._learning, self.options.clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
+        self._optimizers.step(rate)
         return float(sums[0] / sums[1].clamp(min=1e-6)), float(norm), bool(sums[2])
 
     def _advance(self, seconds: float) -> None:
@@ -192,7 +194,7 @@ class Trainer:
                 "done": self.done,
                 "seconds": self.seconds,
                 "module": self.trainee.module.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
+                "optimizers": self._optimizers.state_dict(),
             }
             checkpoint.save(self._folder, self.number, state)
         self._world.wait()
@@ -204,16 +206,5 @@ class Trainer:
             place = self._folder.parent
             raise ConfigError(f"{place} cannot go on: {said}; give what it began with, or a new folder")
         self.trainee.module.load_state_dict(state["module"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizers.load_state_dict(state["optimizers"])
         self.number, self.done, self.seconds = state["number"], state["done"], state["seconds"]
-
-
-def _optimizer(learning: list[nn.Parameter], options: Options) -> torch.optim.AdamW:
-    """Vectors (norms, biases) do not decay."""
-    groups = [
-        {"params": [x for x in learning if x.dim() > 1], "weight_decay": options.decay},
-        {"params": [x for x in learning if x.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], options.schedule.rate, BETAS, fused=True
-    )

@@ -68,6 +68,10 @@ class MedusaTrainee:
         self._blocks = layers
         self.module = MedusaModule(self._target.rows, heads, layers, own_vocabulary).to(runner.device)
 
+    @property
+    def tables(self) -> list[nn.Parameter]:
+        return [x for name, x in self.module.named_parameters() if ".linear." not in name]  # projections
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Soft cross-entropy of all heads, each head by its weight."""
         losses = [

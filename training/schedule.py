@@ -19,7 +19,7 @@ class Schedule:
 
     steps: int
     minutes: float | None = None
-    rate: float = 1e-3
+    rate: float = 8e-3
     warmup: float = 0.03
     least: float = 0.02
 

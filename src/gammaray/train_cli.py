@@ -93,7 +93,7 @@ def eagle(
         bool, typer.Option(help="It learns a projection to tokens, instead of rows of the target's.")
     ] = False,
     warm: Annotated[bool, typer.Option(help="Begin with the target's last layer, not with noise.")] = True,
-    rate: Rate = 1e-3,
+    rate: Rate = 8e-3,
     pass_tokens: PassTokens = 2048,
     passes: Passes = 1,
     bfloat16: Bfloat16 = False,
@@ -143,7 +143,7 @@ def dspark(
     mask: Annotated[
         int, typer.Option(help="The token that stands for those to come; -1: the last of all.")
     ] = -1,
-    rate: Rate = 1e-3,
+    rate: Rate = 8e-3,
     pass_tokens: PassTokens = 2048,
     passes: Passes = 1,
     bfloat16: Bfloat16 = False,
@@ -183,7 +183,7 @@ def confidence(
     temperatures: Temperatures = "0,0.7,1",
     epochs: Epochs = 1.0,
     minutes: Minutes = None,
-    rate: Rate = 1e-3,
+    rate: Rate = 8e-3,
     pass_tokens: PassTokens = 2048,
     passes: Passes = 1,
     bfloat16: Bfloat16 = False,
@@ -224,7 +224,7 @@ def medusa(
     own_vocabulary: Annotated[
         bool, typer.Option(help="Each head learns a projection to tokens, instead of the target's.")
     ] = False,
-    rate: Rate = 1e-3,
+    rate: Rate = 8e-3,
     pass_tokens: PassTokens = 1024,
     passes: Passes = 1,
     bfloat16: Bfloat16 = False,

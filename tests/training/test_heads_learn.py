@@ -69,7 +69,7 @@ MAKERS: dict[str, Callable[[World], Trainee]] = {
 
 
 def trainer(world: World, trainee: Trainee, folder: Path, steps: int = 80) -> Trainer:
-    options = Options(Schedule(steps, rate=1e-2), tokens=512, longest=48, save_every=3, judge_every=1000)
+    options = Options(Schedule(steps, rate=4e-2), tokens=512, longest=48, save_every=3, judge_every=1000)
     return Trainer(trainee, world.texts, options, folder)
 
 

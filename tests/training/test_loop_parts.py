@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from gammaray.errors import ConfigError
 from gammaray.training import checkpoint
 from gammaray.training.batches import Piece, endless, shuffled
 from gammaray.training.distributed import joined
 from gammaray.training.draft_vocab import choose
+from gammaray.training.optimizers import Optimizers
 from gammaray.training.schedule import Schedule
 from gammaray.training.stopping import stopping
 
@@ -95,3 +97,19 @@ def test_a_first_ctrl_c_is_a_wish_and_a_second_is_not() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_matrices_learn_by_muon_and_the_rest_by_adamw() -> None:
+    """Muon on a table of tokens would make rows of tokens that were never seen as large as the others."""
+    torch.manual_seed(0)
+    module = nn.ModuleDict({"hidden": nn.Linear(8, 8), "table": nn.Linear(8, 24, bias=False)})
+    before = {name: x.detach().clone() for name, x in module.named_parameters()}
+    optimizers = Optimizers(module, [module["table"].weight], decay=0.0)
+    for x in module.parameters():
+        x.grad = torch.randn(x.shape)
+    optimizers.step(0.1)
+    moved = {name: x.detach() - before[name] for name, x in module.named_parameters()}
+    sizes = torch.linalg.svdvals(moved["hidden.weight"])
+    assert sizes.max() < 2 * sizes.min()
+    assert torch.allclose(moved["hidden.bias"].abs(), torch.tensor(0.1), atol=1e-3)
+    assert torch.allclose(moved["table.weight"].abs(), torch.tensor(0.025), atol=1e-3)
