@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from gammaray.engine.runner import ModelRunner
@@ -62,8 +62,11 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tenso
     """A checkpoint as the engine's loader reads it; `target`: the hash of the weights that it is tied to."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as work:
-        # Copies, as safetensors takes no two names for one memory.
-        save_file({name: x.detach().to("cpu", copy=True).contiguous() for name, x in tensors.items()}, work)
+        # Copies, as safetensors takes no two names for one memory; not its `save_file`, as what that writes
+        # is for the owner's eyes only.
+        work.write_bytes(
+            save({name: x.detach().to("cpu", copy=True).contiguous() for name, x in tensors.items()})
+        )
     with replacing(folder / "config.json") as work:
         tied = dict(settings) | ({"gammaray_target": target} if target else {})
         work.write_text(json.dumps(tied, indent=2) + "\n", encoding="utf-8")

@@ -69,6 +69,8 @@ def test_a_run_that_is_stopped_goes_on_and_leaves_a_drafter(
         *("checkpoint", "data", "made.json", "out", "run.json")
     ]
     assert papers.made_for(tmp_path / "run" / "out") == identity.of(target)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run" / "out").iterdir()}
+    assert len(set(modes.values())) == 1, "a server of another user reads what the umask lets it"
     drafter = f"eagle3:{tmp_path / 'run' / 'out'}"
     code, out, _ = call(*("generate", "1 and 1", "--model", target, "--drafter", drafter, "--json"))
     assert code == 0 and json.loads(out)["alpha"] is not None
