@@ -81,9 +81,13 @@ class Corpus:
         return int(self.ends[index]) - (int(self.ends[index - 1]) if index else 0)
 
     def counts(self, vocab_size: int) -> Tensor:
-        """How often the target wrote each token: [V] int64."""
+        """How often the target wrote each token: [V] int64. Raises ConfigError for tokens that are none."""
         total = np.zeros(vocab_size, np.int64)
-        for shard in self.shards:
+        for number, shard in enumerate(self.shards):
+            if shard.tokens.max(initial=0) >= vocab_size:
+                raise ConfigError(
+                    f"shard {number:06} is damaged: remove the folder of the data and run again"
+                )
             total += np.bincount(shard.tokens[shard.answers == 1], minlength=vocab_size)
         return torch.from_numpy(total)
 

@@ -107,6 +107,13 @@ def fill(
     sync(folder / ROWS)
 
 
+def check_known(folder: Path, corpus: Corpus) -> None:
+    """Raises ConfigError for states of texts that are gone: others in their place would be given them."""
+    rows = folder / ROWS
+    if rows.is_file() and rows.stat().st_size > _read_about(folder).row_bytes * corpus.tokens:
+        raise ConfigError(f"{folder} has states of texts that are gone: remove it and run again")
+
+
 def _check_lengths(corpus: Corpus, limit: int) -> None:
     long = (index for index in range(len(corpus)) if corpus.length(index) > limit)
     if (index := next(long, None)) is not None:

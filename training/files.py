@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -31,6 +32,25 @@ def replacing(place: Path) -> Iterator[Path]:
         sync(place.parent)
     finally:
         _remove(work)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Nobody else works in a folder, which is made if need be, until the block or the process ends.
+
+    Raises ConfigError when somebody does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another process works in {folder}: wait for it, or take another folder"
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def bind(file: Path, settings: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ from gammaray.engine.bench import dataset
 from gammaray.errors import ConfigError
 from gammaray.training.batches import Texts
 from gammaray.training.corpus import Corpus
-from gammaray.training.features import Cache, fill
-from gammaray.training.files import bind
+from gammaray.training.features import Cache, check_known, fill
+from gammaray.training.files import bind, held
 from gammaray.training.prompts import Given, Own, Source
 from gammaray.training.selfplay import Play, Wave, play
 from gammaray.training.writer import Writer
@@ -56,10 +56,17 @@ def gather(folder: Path, writer: Writer, target: str, data: Data) -> Iterator[Pr
     """Make the data of a run in `folder`, or what of it is missing; may stop at any `next` and goes on there.
 
     `target`: see `gammaray.engine.identity`. Raises ConfigError for a folder that was made with other
-    settings, a file that holds no prompts, and when nothing was written that could be learned from.
+    settings or that another process works in, a file that holds no prompts, and when nothing was written that
+    could be learned from.
     """
+    with held(folder):
+        yield from _gather(folder, writer, target, data)
+
+
+def _gather(folder: Path, writer: Writer, target: str, data: Data) -> Iterator[Progress]:
     place = folder / CORPUS
     bind(place / "about.json", data.made_with(target))
+    check_known(folder / STATES, Corpus.open(place))
     written = int(Corpus.open(place).counts(writer.runner.vocab_size).sum())
     yield Progress("writing", written, data.tokens)
     if written < data.tokens:

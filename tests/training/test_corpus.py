@@ -54,6 +54,12 @@ def test_a_shard_that_was_being_written_is_none(tmp_path: Path) -> None:
     assert Corpus.open(tmp_path).document(1)[0].tolist() == [6]
 
 
+def test_tokens_that_the_target_has_not_are_damage(tmp_path: Path) -> None:
+    seal(tmp_path, DOCUMENTS[:2])
+    with pytest.raises(ConfigError, match="shard 000000 is damaged"):
+        Corpus.open(tmp_path).counts(70_000)
+
+
 @pytest.mark.parametrize("spoil", ["answers", "ends", "lost"])
 def test_a_damaged_corpus_is_refused(tmp_path: Path, spoil: str) -> None:
     seal(tmp_path, DOCUMENTS[:2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -72,3 +73,23 @@ def test_prompts_that_give_nothing_are_refused(tmp_path: Path, writer: Writer, d
     assert len(shards_of(tmp_path / "run" / "corpus")) == BARREN < 20
     with pytest.raises(ConfigError, match="cannot read prompts"):
         next(gather(tmp_path / "none", writer, "hash", replace(data, prompts=tmp_path / "none.jsonl")))
+
+
+def test_states_of_texts_that_are_gone_are_not_taken_for_others(
+    tmp_path: Path, writer: Writer, data: Data
+) -> None:
+    """As after a damaged corpus was removed: a head would learn from states of other texts."""
+    list(gather(tmp_path / "run", writer, "hash", data))
+    shutil.rmtree(tmp_path / "run" / "corpus")
+    with pytest.raises(ConfigError, match="states of texts that are gone: remove it"):
+        next(gather(tmp_path / "run", writer, "hash", replace(data, play=replace(PLAY, seed=1))))
+
+
+def test_two_do_not_write_the_same_data(tmp_path: Path, writer: Writer, data: Data) -> None:
+    """Their states would lie one behind the other."""
+    first = gather(tmp_path / "run", writer, "hash", data)
+    next(first)
+    with pytest.raises(ConfigError, match="another process works in"):
+        next(gather(tmp_path / "run", writer, "hash", data))
+    first.close()
+    list(gather(tmp_path / "run", writer, "hash", data))
