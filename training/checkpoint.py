@@ -6,7 +6,7 @@ The newest two stay: should the disk spoil one, training goes on from the other.
 from __future__ import annotations
 
 import logging
-import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,23 @@ def newest(folder: Path) -> dict[str, Any] | None:
     files = _files(folder)
     for path in files:
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            return state
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            return _read(path)
+        except Exception as error:  # a damaged pickle raises what it likes
             logger.warning("%s cannot be read (%s)", path, type(error).__name__)
     if files:
         raise ConfigError(f"no checkpoint in {folder} can be read: remove the folder to begin again")
     return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises an exception for a file that is not as it was written; torch.load alone looks at no checksum."""
+    with zipfile.ZipFile(path) as parts:
+        if spoilt := parts.testzip():
+            raise ValueError(f"{spoilt} is not what it was")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise ValueError("it is no state")
+    return state
 
 
 def _files(folder: Path) -> list[Path]:

@@ -73,6 +73,17 @@ def test_a_spoilt_checkpoint_costs_one_step_back(tmp_path: Path) -> None:
         checkpoint.newest(tmp_path)
 
 
+def test_one_wrong_bit_spoils_a_checkpoint(tmp_path: Path) -> None:
+    """It would go on with other numbers, and nobody would know."""
+    for step in (1, 2):
+        file = checkpoint.save(tmp_path, step, {"number": step, "x": torch.full((4096,), float(step))})
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None and found["number"] == 1
+
+
 def test_the_draft_vocabulary_is_what_was_written_most() -> None:
     """Ties that fall as they may would give another head on another machine."""
     counts = torch.tensor([0, 5, 0, 9, 0, 1, 0])
