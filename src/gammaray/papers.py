@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from gammaray.validation import Strict, explain, path
@@ -27,7 +27,11 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
 
 
-class Spread(Strict):
+class Finite(Strict):
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Spread(Finite):
     """Of alpha over requests with at least 32 tested tokens (math.md section 4)."""
 
     requests: Count
@@ -42,7 +46,7 @@ class Spread(Strict):
         return self
 
 
-class Workload(Strict):
+class Workload(Finite):
     """Held-out prompts of one kind. None: there was nothing to measure.
 
     `speedup`: measured, over plain decoding of the same prompts in turns with it.
@@ -56,7 +60,7 @@ class Workload(Strict):
     speedup: float | None = Field(gt=0)
 
 
-class AcceptanceReport(Strict):
+class AcceptanceReport(Finite):
     """Measured at temperature `temperature`, one request at a time, drafts verified whole.
 
     `speedup_predicted` is S = E[tau] / (v + gamma * c) (math.md section 2): E[tau] from the survival of each
@@ -149,9 +153,10 @@ def refusal(what: str, papers: Papers | None, target: str | None, place: str, mo
 
 
 def digest(folder: Path) -> str | None:
-    """SHA-256 of what makes a drafter, as `sha256sum config.json model.safetensors | sha256sum` tells it;
-    None where a file is missing."""
-    parts = {name: sha256(folder / name) for name in (CONFIG, WEIGHTS)}
+    """SHA-256 of all that is loaded of a drafter, as `sha256sum config.json *.safetensors | sha256sum` tells
+    it; None where config.json or model.safetensors is missing."""
+    weights = {WEIGHTS, *(file.name for file in folder.glob("*.safetensors"))}
+    parts = {name: sha256(folder / name) for name in (CONFIG, *sorted(weights))}
     if None in parts.values():
         return None
     return hashlib.sha256("".join(f"{one}  {name}\n" for name, one in parts.items()).encode()).hexdigest()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +63,8 @@ def test_a_drafter_from_elsewhere_needs_none(tmp_path: Path) -> None:
         (lambda folder: made.write(folder, drafter_sha256="0" * 64), "is not what its report.json is of"),
         (spoil, "model.safetensors or config.json is not what"),
         (lambda folder: edit(folder / papers.CONFIG, rope_theta=1.0), "config.json is not what"),
+        (lambda folder: shutil.copy(folder / papers.WEIGHTS, folder / "more.safetensors"), "is not what"),
+        (lambda folder: edit(folder / papers.REPORT, speedup_predicted=math.inf), "speedup_predicted: "),
         (lambda folder: made.write(folder, target_sha256="0" * 64), "of another target"),
         (lambda folder: edit(folder / papers.REPORT, gamma=0), "gamma: "),
         (lambda folder: edit(folder / papers.REPORT, workloads=[]), "workloads: "),
