@@ -132,7 +132,7 @@ def measured(
     adaptive: bool = False,
     note: Note = lambda one, total: None,
 ) -> Found:
-    """All arms on all prompts, in turns. Raises ConfigError where no prompt could be measured."""
+    """All arms on all prompts, in turns. Raises ConfigError where no prompt could be measured, or timed."""
     found = Found(dtype=engine.info.dtype)
 
     def watched(engine: Engine, request: GenerateRequest) -> Run:
@@ -148,6 +148,8 @@ def measured(
             found.measured.append(one)
     if not found.measured:
         raise ConfigError(f"no prompt could be measured; of the first: {found.skipped[0].reason}")
+    if not found.plain_s:
+        raise ConfigError("answers of one token cannot be timed: allow more tokens, or give other prompts")
     return found
 
 

@@ -70,7 +70,7 @@ def coarse(found: Coarse, limits: Limits) -> str:
     A draft that is free pays with less acceptance too, so that `limits.alpha` is for the others.
     """
     if found.size is not None and found.size > limits.largest:
-        return f"has 1/{1 / found.size:.1f} of the target's parameters, more than 1/{1 / limits.largest:.0f}"
+        return f"has {found.size:.1%} of the target's parameters, more than {limits.largest:.1%}"
     if found.latency > limits.latency:
         return f"a drafted token takes {found.latency:.0%} of a plain one, more than {limits.latency:.0%}"
     if found.alpha is None:

@@ -45,6 +45,10 @@ def report(
     if target is None or weights is None:
         raise ConfigError(f"`gammaray train` did not make {folder}: it has no {papers.TARGET}, or no weights")
     known = facts(folder)
+    if wanted.data and known.get("questions") == f"sha256 {papers.sha256(wanted.data)}":
+        raise ConfigError(
+            f"{folder} learned from the very prompts in {wanted.data}: give others to judge it by"
+        )
     made = made_of(wanted, evaluate(wanted, note), target, weights)
     with replacing(folder / papers.REPORT) as work:
         work.write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -89,7 +93,7 @@ def made_of(wanted: Wanted, found: Found, target: str, weights: str) -> Acceptan
     name = label(wanted.drafter)
     stats, own, plain_s = found.stats(name), found.rounds[name], found.plain_s
     survival = survivals(stats)
-    if not survival or not plain_s:
+    if not survival:
         raise ConfigError(f"{name} drafted nothing on these prompts: give longer answers, or other prompts")
     total, *parts = (_workload(row) for row in rows(name, found.measured) if row.rounds)
     drafting = stats.level_tested[0] / stats.rounds

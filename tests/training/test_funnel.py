@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from gammaray import cli
 from gammaray.engine.bench.figures import Row
+from gammaray.errors import ConfigError
 from gammaray.training import funnel
-from gammaray.training.choose import parameters
+from gammaray.training.choose import Wanted, choose, parameters
+from gammaray.training.evaluate import GREEDY
 from gammaray.training.funnel import Coarse, Limits, Sharing, Verdict
 from gammaray.types import Reuse
 
@@ -28,7 +31,7 @@ def row(name: str, speedup: float | None, low: float | None = None, high: float 
     ("found", "why"),
     [
         (HEAD, ""),
-        (Coarse(1 / 10, 0.9, 0.1), "1/10.0 of the target's parameters, more than 1/20"),
+        (Coarse(1 / 10, 0.9, 0.1), "10.0% of the target's parameters, more than 5.0%"),
         (Coarse(1 / 25, 0.5, 0.1), "alpha 0.50 is below 0.55"),
         (Coarse(1 / 25, 0.9, 0.31), "31% of a plain one, more than 30%"),
         (Coarse(0.0, 0.2, 0.01, free=True), ""),  # an n-gram table need not be right as often
@@ -117,3 +120,14 @@ def test_parameters_are_numbers_that_were_learned(tmp_path: Path) -> None:
     )
     assert parameters(tmp_path) == 17
     assert parameters(tmp_path / "none") is None
+
+
+def test_a_size_of_nothing_leaves_what_only_looks_things_up() -> None:
+    assert "more than 0.0%" in funnel.coarse(HEAD, funnel.Limits(largest=0))
+    assert funnel.coarse(Coarse(0.0, 0.2, 0.01, free=True), funnel.Limits(largest=0)) == ""
+
+
+def test_answers_of_one_token_are_no_answers_to_time_by(tmp_path: Path) -> None:
+    wanted = Wanted(save_checkpoint(tmp_path), "ngram", sampling=replace(GREEDY, max_tokens=1))
+    with pytest.raises(ConfigError, match="allow more tokens"):
+        choose(wanted)

@@ -94,3 +94,10 @@ def test_alpha_spreads_over_requests_with_enough_tested_tokens() -> None:
     assert found is not None and found.requests == 11
     assert (found.p5, found.p50, found.p95) == pytest.approx((0.05, 0.5, 0.95))
     assert report.spread(stats[:0]) is None
+
+
+def test_prompts_that_it_learned_from_judge_nothing(model: str, prompts: Path, tmp_path: Path) -> None:
+    out = made.head(tmp_path / "out", model)
+    (out / "run.json").write_text(json.dumps({"questions": f"sha256 {papers.sha256(prompts)}"}))
+    with pytest.raises(ConfigError, match="the very prompts"):
+        report.report(evaluate.Wanted(model, report.entry(out), prompts), out)
