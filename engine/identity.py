@@ -54,7 +54,10 @@ def _files(folder: Path, name: str) -> list[Path]:
     index = folder / f"{name}.index.json"
     if not index.is_file():
         return [folder / name] if (folder / name).is_file() else []
-    names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} does not say which files hold the weights: load them anew") from error
     return [folder / one for one in sorted(names)]
 
 

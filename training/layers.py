@@ -62,6 +62,8 @@ def search(wanted: Wanted, note: Callable[[Exit], None] = lambda one: None) -> l
         raise ConfigError("a search over layers needs temperature 0")
     runner = load_target(drafter_names.alone({"model": wanted.target}, wanted.dtype, {}))
     parts = [(layers, runner.first(layers)) for layers in wanted.layers or range(1, runner.num_layers)]
+    if not parts:
+        raise ConfigError(f"{wanted.target} has one layer, so there is nothing to exit from")
     answers = _answers(runner, wanted)
     sizes = range(1, DEEPEST + 2)
     passes = [partial(_feed, part, 1) for _, part in parts] + [partial(_feed, runner, n) for n in sizes]

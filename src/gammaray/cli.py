@@ -39,6 +39,9 @@ def main() -> None:
     except GammarayError as error:
         print(f"gammaray: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | InvalidRequest) else 1)
+    except OSError as error:  # a full disk, a folder that is not to be written to
+        print(f"gammaray: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _use_cores() -> None:

@@ -285,7 +285,7 @@ def report_command(
 @train.command("layer-search")
 def layer_search(
     target: Target,
-    out: Annotated[Path | None, typer.Option(help="Folder for layers.json and layers.svg.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for layers.json and layers.png.")] = None,
     held_out: HeldOut = None,
     limit: Limit = 26,
     layers: Annotated[

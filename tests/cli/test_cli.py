@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import sys
 import pytest
 import yaml
 
-from gammaray import __version__
+from gammaray import __version__, cli
 from gammaray.config import Config, parse
 from gammaray.yamlfile import read
 
@@ -133,3 +135,16 @@ def test_a_cluster_that_is_not_there_is_2(address: str) -> None:
     assert done.returncode == 2
     assert "no Ray cluster answers at 127.0.0.1:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/checkpoint")
+
+    monkeypatch.setattr(cli, "app", full)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "gammaray: [Errno 28] No space left on device: 'run/checkpoint'\n"

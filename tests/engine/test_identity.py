@@ -76,3 +76,10 @@ def test_a_gguf_counts_as_it_is() -> None:
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no weights"):
         identity.of(str(tmp_path))
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": []}'])
+def test_an_index_that_is_damaged_is_said_to_be(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConfigError, match="does not say which files"):
+        identity.weight_files(str(tmp_path))

@@ -15,9 +15,10 @@ from gammaray import cli
 from gammaray.drafter_names import alone
 from gammaray.engine.build import build_engine
 from gammaray.engine.local import run
+from gammaray.errors import ConfigError
 from gammaray.training import layers
 from gammaray.training.curve import ALPHA, SPEED
-from gammaray.training.layers import Exit
+from gammaray.training.layers import Exit, Wanted, search
 from gammaray.types import GenerateRequest, SamplingParams, SpeculationPlan
 
 PROMPTS = [tuple(text) for text in (b"ab ab ab", b"who?", b"one two three", b"xyxyxy")]
@@ -97,3 +98,8 @@ def test_the_command_writes_what_it_says(model: str, tmp_path: Path) -> None:
 def test_layers_that_are_not_there_are_refused(model: str) -> None:
     done = CliRunner().invoke(cli.app, ["train", "layer-search", model, "--layers", "3", "--limit", "1"])
     assert "layers 3: the target has 3, so use 1 to 2" in str(done.exception)
+
+
+def test_a_target_of_one_layer_has_no_exit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one layer"):
+        search(Wanted(save_checkpoint(tmp_path, layers=1)))
