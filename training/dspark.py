@@ -91,7 +91,7 @@ class DsparkTrainee:
         self._last = runner.num_layers + 1  # what the target's head reads
         self._tokens = tokens.to(runner.device)
         every = torch.arange(runner.vocab_size, device=runner.device)
-        embedding = runner.telling.embed(every).float()
+        embedding = runner.telling.embed(every).detach().float()
         self._column = torch.full_like(every, -1).index_copy_(0, self._tokens, every[: len(tokens)])  # [V]
         own_head = len(tokens) < runner.vocab_size
         drafter = BlockModule(self._config, embedding, self._target.only(self._tokens), own_head)

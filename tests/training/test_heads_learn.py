@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from support import learning
-from tiny import tiny_llama
+from tiny import tiny_llama, tiny_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import Gemma3TextConfig, PreTrainedModel
 
 from gammaray import drafter_config
 from gammaray.engine.batch import Row
@@ -178,3 +178,14 @@ def test_the_confidence_head_alone_learns_to_tell_the_overlap(world: World, tmp_
 def texts_of(batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Tokens [T] and what the drafter reads [T, F]."""
     return zip(batch.tokens, batch.states(LAYERS[:2]), strict=True)
+
+
+def test_a_target_whose_embeddings_are_scaled_is_learned_from_for_more_than_a_step(tmp_path: Path) -> None:
+    """Gemma scales them where they are looked up; the graph of that is gone after the first step."""
+    model = tiny_model(Gemma3TextConfig, VOCAB, layers=4, head_dim=8, max_position_embeddings=96)
+    runner = load_runner(model, "float32", block_size=4, num_blocks=64)
+    documents = learning.written(model, documents=21, length=12)
+    scaled = World(model, runner, learning.texts(tmp_path, runner, documents, LAYERS))
+    options = Options(Schedule(2), tokens=64, longest=32)
+    steps = list(Trainer(dspark(scaled), scaled.texts, options, tmp_path / "run").steps())
+    assert [step.number for step in steps] == [1, 2]
