@@ -1,8 +1,8 @@
 """Data parallel training: each process has the whole head and its own batches, and they sum gradients.
 
-Started as `torchrun --nproc-per-node N -m gammaray.cli train ...`, which sets the environment that is read
-here. The run folder must be one that all of them see. Proven with two processes over gloo on CPUs; over NCCL
-on GPUs it has never run.
+Started as `torchrun --nproc-per-node N -m -- gammaray.cli train ...`, which sets the environment that is read
+here (without `--` it takes `--run` for one of its own options). The run folder must be one that all of them
+see. Proven with two processes over gloo on CPUs; over NCCL on GPUs it has never run.
 """
 
 from __future__ import annotations

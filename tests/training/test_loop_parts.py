@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.run import parse_args
 
 from gammaray.errors import ConfigError
-from gammaray.training import checkpoint
+from gammaray.training import checkpoint, distributed
 from gammaray.training.batches import Piece, endless, shuffled
 from gammaray.training.distributed import joined
 from gammaray.training.draft_vocab import choose
@@ -97,6 +98,14 @@ def test_half_an_environment_of_torchrun_is_refused() -> None:
         assert (world.rank, world.size) == (0, 1)
     with pytest.raises(ConfigError, match="MASTER_PORT"), joined({"RANK": "0", "WORLD_SIZE": "2"}):
         pass
+
+
+def test_torchrun_takes_the_command_that_the_docs_name() -> None:
+    """It reads `--run` as a part of its own `--run-path` unless it is told where its options end."""
+    assert "-m -- gammaray.cli train" in str(distributed.__doc__)
+    train = ["train", "eagle", "t", "--run", "there"]
+    asked = parse_args(["--nproc-per-node", "2", "-m", "--", "gammaray.cli", *train])
+    assert (asked.training_script, asked.training_script_args) == ("gammaray.cli", train)
 
 
 def test_a_first_ctrl_c_is_a_wish_and_a_second_is_not() -> None:
