@@ -17,7 +17,7 @@ from gammaray.training.command import Asked, Kind
 from gammaray.training.confidence import ConfidenceTrainee
 from gammaray.training.draft_vocab import choose
 from gammaray.training.dspark import DsparkTrainee, Sizes
-from gammaray.training.features import default_layers
+from gammaray.training.features import read_layers
 from gammaray.training.medusa import MedusaTrainee
 
 SIZES = Sizes()
@@ -35,12 +35,9 @@ class Block:
 
     def reads(self, target: ModelRunner) -> tuple[int, ...]:
         """Raises ConfigError for layers that the target has not, and a mask that is no token."""
-        layers = self.layers or default_layers(target.num_layers)[:-1]
-        if not all(0 <= layer <= target.num_layers for layer in layers):
-            raise ConfigError(f"layers {list(layers)}: the target has 0 to {target.num_layers}")
         if not -1 <= self.mask < target.vocab_size:
             raise ConfigError(f"mask {self.mask}: the target's tokens are 0 to {target.vocab_size - 1}")
-        return layers
+        return read_layers(target, self.layers)
 
 
 @dataclass(frozen=True, slots=True)

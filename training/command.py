@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from gammaray.training import gather
 from gammaray.training.bars import Bars, told
 from gammaray.training.batches import Texts, shuffled
 from gammaray.training.distributed import World, joined
-from gammaray.training.files import bind, replacing
+from gammaray.training.files import bind, held, replacing
 from gammaray.training.gather import Data
+from gammaray.training.heads import check_projects
 from gammaray.training.loop import LONGEST, Options, Trainee, Trainer
 from gammaray.training.schedule import Schedule
 from gammaray.training.selfplay import Play
@@ -57,6 +59,14 @@ class Asked:
     pass_tokens: int = 2048
     passes: int = 1
     bfloat16: bool = False
+
+    def __post_init__(self) -> None:
+        """Before the target writes, which takes long."""
+        Schedule(1, self.minutes, self.rate)
+        if not (isfinite(self.epochs) and self.epochs > 0):
+            raise ConfigError(f"--epochs {self.epochs}: give a number above 0")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"--seed {self.seed}: give a number from 0 to 2^63 - 1")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -107,7 +117,7 @@ def train(asked: Asked, kind: Kind, as_json: bool, again: str) -> int:
     Raises ConfigError, EngineFailure.
     """
     try:
-        with joined() as world, Bars(hidden=world.rank > 0) as bars:
+        with joined() as world, _alone(asked.run, world), Bars(hidden=world.rank > 0) as bars:
             made = _train(asked, kind, world, bars)
     except KeyboardInterrupt:
         made = None
@@ -119,6 +129,11 @@ def train(asked: Asked, kind: Kind, as_json: bool, again: str) -> int:
     return 0
 
 
+def _alone(run: Path, world: World) -> AbstractContextManager[None]:
+    """No other run is in the folder: the first process sees to it."""
+    return held(run) if world.rank == 0 else nullcontext()
+
+
 def _train(asked: Asked, kind: Kind, world: World, bars: Bars) -> dict[str, Any] | None:
     """What came of it; None: it was stopped."""
     target = identity.of(asked.target)
@@ -127,10 +142,11 @@ def _train(asked: Asked, kind: Kind, world: World, bars: Bars) -> dict[str, Any]
         bind(asked.run / RUN, {**about, **asked.settings, **kind.settings})
     runner = load_runner(asked.target, asked.dtype, num_blocks=BLOCKS)
     layers = kind.layers(runner)
+    check_projects(runner)
     if world.rank == 0:
         _gather(asked, runner, target, layers, bars)
     world.wait()  # for the first, which makes the data of all
-    texts = gather.texts(asked.place)
+    texts = gather.texts(asked.place, asked.tokens)
     torch.manual_seed(asked.seed)  # of the weights that it begins with
     trainee, options = kind.build(runner, texts, target), asked.options(texts, world.size)
     trainer = Trainer(trainee, texts, options, asked.run / "checkpoint", world)

@@ -7,7 +7,7 @@ they lie in memory: `tokens.u32`; `answers.u8`, 1 where the target wrote the tok
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -62,6 +62,13 @@ class Corpus:
     def open(cls, folder: Path) -> Corpus:
         """Of a folder without shards, or that is not there: an empty one. Raises ConfigError."""
         return cls([_read(shard) for shard in shards_of(folder)])
+
+    def first(self, tokens: int | None) -> Corpus:
+        """The shards at the beginning that have so many tokens of the target's, if all have; None: all."""
+        if tokens is None:
+            return self
+        behind = list(accumulate(int(shard.answers.sum()) for shard in self.shards))
+        return Corpus(self.shards[: bisect_left(behind, tokens) + 1])
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -50,12 +50,7 @@ class Eagle3Trainee:
     """Implements `gammaray.training.loop.Trainee`."""
 
     def __init__(self, recipe: Recipe, target: ModelRunner, tokens: Tensor, scale: Tensor) -> None:
-        """`tokens` [Vd]: the draft vocabulary, ascending; `scale` [F]: see `HeadModule`.
-
-        Raises ConfigError for layers that the target has not.
-        """
-        if not all(0 <= layer <= target.num_layers for layer in recipe.layers):
-            raise ConfigError(f"layers {list(recipe.layers)}: the target has 0 to {target.num_layers}")
+        """`tokens` [Vd]: the draft vocabulary, ascending; `scale` [F]: see `HeadModule`."""
         self._recipe, self._target = recipe, target.telling
         self._told = (target.num_layers + 1,)
         self._tokens = tokens.to(target.device)

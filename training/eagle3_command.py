@@ -11,7 +11,7 @@ from gammaray.training.command import Asked, Kind
 from gammaray.training.draft_vocab import choose
 from gammaray.training.eagle3 import Eagle3Trainee, Recipe, feature_scale
 from gammaray.training.eagle3_module import Shape
-from gammaray.training.features import default_layers
+from gammaray.training.features import read_layers
 from gammaray.training.warm import begin_with
 
 
@@ -28,7 +28,8 @@ class Sizes:
     warm: bool = True  # it begins with the target's last layer
 
     def reads(self, target: ModelRunner) -> tuple[int, ...]:
-        return self.layers or default_layers(target.num_layers)[:-1]
+        """Raises ConfigError for layers that the target has not."""
+        return read_layers(target, self.layers)
 
 
 def kind(asked: Asked, sizes: Sizes) -> Kind:

@@ -77,7 +77,17 @@ class Cache:
 def default_layers(count: int) -> tuple[int, ...]:
     """Of a target of `count` layers: what an EAGLE-3 head reads (2503.01840, section 3.1: low, middle and
     high), and what the target's own head reads."""
-    return 2, count // 2, count - 3, count + 1
+    low, middle, high = min(2, count), count // 2, max(0, count - 3)
+    return low, middle, high, count + 1
+
+
+def read_layers(target: ModelRunner, asked: tuple[int, ...]) -> tuple[int, ...]:
+    """Those that a head is to read, or the usual ones. Raises ConfigError for layers that the target has
+    not."""
+    layers = asked or default_layers(target.num_layers)[:-1]
+    if not all(0 <= layer <= target.num_layers for layer in layers):
+        raise ConfigError(f"layers {list(layers)}: the target has 0 to {target.num_layers}")
+    return layers
 
 
 def fill(

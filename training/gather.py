@@ -6,12 +6,12 @@ data/states     the target's hidden states over them (`features.py`)
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from gammaray import papers
 from gammaray.engine.bench import dataset
 from gammaray.errors import ConfigError
 from gammaray.training.batches import Texts
@@ -37,8 +37,12 @@ class Data:
     layers: tuple[int, ...] | None = None  # whose states are kept; None: see `features.default_layers`
 
     def made_with(self, target: str) -> dict[str, object]:
-        """What a corpus cannot change while it grows."""
-        asked = "its own" if self.prompts is None else f"sha256 {_digest(self.prompts)}"
+        """What a corpus cannot change while it grows. Raises ConfigError."""
+        asked = "its own"
+        if self.prompts is not None:
+            if (digest := papers.sha256(self.prompts)) is None:
+                raise ConfigError(f"cannot read prompts {str(self.prompts)!r}")
+            asked = f"sha256 {digest}"
         return {"target": target, "questions": asked, **asdict(self.play)}
 
 
@@ -86,9 +90,10 @@ def _gather(folder: Path, writer: Writer, target: str, data: Data) -> Iterator[P
         yield Progress("reading", done, len(corpus))
 
 
-def texts(folder: Path) -> Texts:
-    """What `gather` made in `folder`. Raises ConfigError when that is not there."""
-    corpus = Corpus.open(folder / CORPUS)
+def texts(folder: Path, tokens: int | None = None) -> Texts:
+    """What `gather` made in `folder`: all, or as many shards as have so many `tokens` that the target wrote,
+    which are the same ones when others were added since. Raises ConfigError when that is not there."""
+    corpus = Corpus.open(folder / CORPUS).first(tokens)
     return Texts(corpus, Cache(folder / STATES, corpus))
 
 
@@ -96,10 +101,3 @@ def _source(writer: Writer, data: Data) -> Source:
     if data.prompts is None:
         return Own(writer, data.play.seed)
     return Given(writer.tokenizer, dataset.read(data.prompts))
-
-
-def _digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"cannot read prompts {str(file)!r}: {error.strerror}") from error

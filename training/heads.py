@@ -13,8 +13,26 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
+from gammaray.engine.batch import Row
 from gammaray.engine.runner import ModelRunner
+from gammaray.errors import ConfigError
 from gammaray.training.files import replacing
+
+NEAR = 0.01  # of the largest logit: rounding in the target's dtype is less, a cap or a scale is more
+
+
+def check_projects(target: ModelRunner) -> None:
+    """Whether the target's logits are a projection of its last states, as heads are taught them.
+
+    Raises ConfigError for a target that does more, such as capping or scaling them.
+    """
+    row = Row([token % target.vocab_size for token in (1, 2, 3)], 0, [0], logits=1)
+    logits, states = target.forward_features([row], (target.num_layers + 1,))  # [1, V], [3, H]
+    told = TargetHead.of(target).logits(states[-1:])
+    if float((told - logits.float()).abs().max()) > NEAR * float(logits.abs().max()):
+        raise ConfigError(
+            "the target caps or scales its logits, which no head is taught yet: draft without one"
+        )
 
 
 @dataclass(frozen=True, slots=True)

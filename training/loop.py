@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,7 +115,7 @@ class Trainer:
         self._optimizers = Optimizers(trainee.module, trainee.tables, options.decay)
         self._pieces = texts.pieces(texts.learned(), options.longest)
         self._run = options.binding | {"pieces": len(self._pieces), "world": world.size}
-        if found := checkpoint.newest(folder):
+        if (found := checkpoint.newest(folder)) is not None:
             self._restore(found)
 
     def steps(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Step]:
@@ -172,7 +173,10 @@ class Trainer:
             x.grad = gradient.div_(sums[1].clamp(min=1e-6))
         norm = nn.utils.clip_grad_norm_(self._learning, self.options.clip)
         self._optimizers.step(rate)
-        return float(sums[0] / sums[1].clamp(min=1e-6)), float(norm), bool(sums[2])
+        mean = float(sums[0] / sums[1].clamp(min=1e-6))
+        if not isfinite(mean):
+            raise ConfigError(f"the loss of step {self.number + 1} is {mean}: begin anew, with a lower rate")
+        return mean, float(norm), bool(sums[2])
 
     def _advance(self, seconds: float) -> None:
         """By a step, all processes as far as the others."""
@@ -200,11 +204,16 @@ class Trainer:
         self._world.wait()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        known = state["run"]
+        known = state.get("run", {})
         if changed := [name for name, value in self._run.items() if known.get(name) != value]:
             said = ", ".join(f"{name} {known.get(name)} is now {self._run[name]}" for name in changed)
             place = self._folder.parent
             raise ConfigError(f"{place} cannot go on: {said}; give what it began with, or a new folder")
-        self.trainee.module.load_state_dict(state["module"])
-        self._optimizers.load_state_dict(state["optimizers"])
-        self.number, self.done, self.seconds = state["number"], state["done"], state["seconds"]
+        try:
+            self.trainee.module.load_state_dict(state["module"])
+            self._optimizers.load_state_dict(state["optimizers"])
+            self.number, self.done, self.seconds = state["number"], state["done"], state["seconds"]
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"the checkpoints in {self._folder} are of another head: take a new folder"
+            ) from error

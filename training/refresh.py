@@ -52,6 +52,5 @@ def again(target: str, drafter: Path, run: Path, prompts: Path | None = None) ->
         raise ConfigError(f"{drafter} has no {report.RUN} of a head that can be made anew: train one")
     if prompts is None and (asked := known.get("questions", OWN)) != OWN:
         raise ConfigError(f"{drafter} was made with a file of prompts ({asked}): give it with --prompts")
-    settings = noted(Asked, known, without=("target", "run", "data", "prompts"))
-    begun = Asked(target=target, run=run, prompts=prompts, **settings)
+    begun = noted(Asked, known, target=target, run=run, data=None, prompts=prompts)
     return begun, KINDS[method](begun, known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, isfinite, pi
 
 from gammaray.errors import ConfigError
 
@@ -26,7 +26,11 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.steps < 1 or (self.minutes is not None and self.minutes <= 0):
             raise ConfigError(f"nothing to do in {self.steps} steps and {self.minutes} minutes: give more")
-        if self.rate <= 0 or not 0 <= self.warmup < 1 or not 0 <= self.least <= 1:
+        if (
+            not (isfinite(self.rate) and self.rate > 0)
+            or not 0 <= self.warmup < 1
+            or not 0 <= self.least <= 1
+        ):
             raise ConfigError("a schedule needs a rate above 0, a warm-up below 1, a least share from 0 to 1")
 
     def after(self, done: float, seconds: float) -> float:

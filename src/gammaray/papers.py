@@ -122,6 +122,8 @@ def read(folder: Path) -> Papers | None:
         return Papers(target, problem=f"its {REPORT} is of another target")
     if report.drafter_sha256 != digest(folder):
         return Papers(target, problem=f"{WEIGHTS} or {CONFIG} is not what its {REPORT} is of")
+    if report.equal is False:
+        return Papers(target, problem=f"its {REPORT} found an output that was not plain decoding's")
     return Papers(target, report)
 
 

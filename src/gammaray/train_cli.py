@@ -366,7 +366,12 @@ def refresh(
 
     folder, code = folder_of(drafter), 0
     todo = refresh.plan(target, folder, run)
-    print(f"{drafter}: {todo.state}", file=sys.stderr, flush=True)
+    print(
+        json.dumps({"drafter": str(todo.drafter), "state": todo.state})
+        if as_json
+        else f"{drafter}: {todo.state}",
+        flush=True,
+    )
     if todo.state == "stale":
         asked, kind = refresh.again(target, folder, todo.run, prompts)
         code = command.train(asked, kind, as_json, _as_typed())

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 import pytest
 import torch
+from tiny import tiny_llama, tiny_model
 from torch import nn
 from torch.distributed.run import parse_args
+from transformers import Gemma2Config
 
+from gammaray.engine.loading import load_runner
 from gammaray.errors import ConfigError
 from gammaray.training import checkpoint, distributed
 from gammaray.training.batches import Piece, endless, shuffled
+from gammaray.training.command import Asked
+from gammaray.training.corpus import Corpus, Document, seal
 from gammaray.training.distributed import joined
 from gammaray.training.draft_vocab import choose
+from gammaray.training.heads import check_projects
 from gammaray.training.optimizers import Optimizers
 from gammaray.training.schedule import Schedule
 from gammaray.training.stopping import stopping
@@ -133,3 +141,27 @@ def test_matrices_learn_by_muon_and_the_rest_by_adamw() -> None:
     assert sizes.max() < 2 * sizes.min()
     assert torch.allclose(moved["hidden.bias"].abs(), torch.tensor(0.1), atol=1e-3)
     assert torch.allclose(moved["table.weight"].abs(), torch.tensor(0.025), atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [{"epochs": inf}, {"rate": inf}, {"minutes": 0.0}, {"seed": 2**70}])
+def test_settings_that_cannot_be_are_refused_before_the_target_writes(value: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        replace(Asked("any", Path("run")), **value)  # type: ignore[arg-type]
+
+
+def test_a_target_that_caps_its_logits_is_refused() -> None:
+    """Its head would be taught another distribution than the target's."""
+    runner = load_runner(tiny_llama(24), "float32", num_blocks=4)
+    check_projects(runner)
+    cfg = {"head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": 0.5}
+    capped = load_runner(tiny_model(Gemma2Config, 24, **cfg), "float32", num_blocks=4)
+    with pytest.raises(ConfigError, match="caps or scales"):
+        check_projects(capped)
+
+
+def test_a_run_learns_from_the_same_texts_when_others_were_added(tmp_path: Path) -> None:
+    """Else a run on another run's data could not go on once that has grown."""
+    for start in range(3):
+        seal(tmp_path, [Document.answered([1], [start + 2] * 5), Document.answered([1], [start + 2] * 3)])
+    corpus = Corpus.open(tmp_path)
+    assert [len(corpus.first(tokens)) for tokens in (1, 8, 9, 24, 99, None)] == [2, 2, 4, 6, 6, 6]
