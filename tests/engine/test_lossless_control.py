@@ -226,15 +226,16 @@ def check_sums(
 # One by one -------------------------------------------------------------------------------------------
 
 
-def test_breakers_open_in_these_batches() -> None:
-    """Equality alone would also hold if none ever did."""
+@pytest.mark.parametrize(("adaptive", "fallback"), [(True, "low_acceptance"), (False, None)])
+def test_breakers_open_in_these_batches(adaptive: bool, fallback: str | None) -> None:
+    """Equality alone would also hold if none ever did. What is not adaptive drafts as it was told to."""
     sampling = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
-    plan = SpeculationPlan("ngram", 4, adaptive=True)
+    plan = SpeculationPlan("ngram", 4, adaptive=adaptive)
     driver = Driver(engine(profile=PROFILE))
     driver.submit([GenerateRequest("r", (1, 2, 3), sampling, plan)])
     driver.finish()
     (ended,) = driver.reports[-1].finished
-    assert ended.fallback == "low_acceptance"
+    assert ended.fallback == fallback
 
 
 @pytest.mark.parametrize("shadow", [False, True])
