@@ -311,7 +311,7 @@ class Engine:
         sequence.ahead = max(0, sequence.ahead - 1)
         tally.add(drafted, tree, verdict, kept, biased)
         sequence.tally.add(drafted, tree, verdict, kept, biased)
-        if verdict.tested and sequence.request.plan.adaptive:
+        if verdict.tested and sequence.request.plan.breaks:
             base, extra = self._told.costs.get(key, (0.0, 0.0))
             sequence.breaker.add(Trial(verdict.tested, verdict.ranks.count(0), kept, base, extra))
 

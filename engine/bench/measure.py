@@ -47,9 +47,14 @@ def measure(
     adaptive: bool,
     run: Runner = run,
 ) -> Iterator[Measured | Skipped]:
-    """One result a prompt, as it comes, after a warm-up of each arm on a prompt of its own."""
+    """One result a prompt, as it comes, after a warm-up of each arm on a prompt of its own.
+
+    Without `adaptive` drafts are verified whole, and to the end of each text, so that acceptance is the
+    drafter's own.
+    """
     plans = {PLAIN_LABEL: PLAIN} | {
-        arm.label: SpeculationPlan(arm.drafter, arm.gamma, arm.width, adaptive=adaptive) for arm in arms
+        arm.label: SpeculationPlan(arm.drafter, arm.gamma, arm.width, adaptive=adaptive, breaks=adaptive)
+        for arm in arms
     }
     warm = GenerateRequest("warm-up", tuple(tokenizer(WARM_UP)["input_ids"]), sampling)
     for plan in plans.values():

@@ -76,6 +76,7 @@ class SpeculationPlan:
     state: State = "on"  # when it was planned; of a plain plan, why it is plain
     epoch: int = 0  # of its key's policy; once that has a later one, the request goes on plainly
     shadow: bool = False  # drafts and verifies, but emits what plain decoding would
+    breaks: bool = True  # to plain, where little is accepted; False: a drafter is measured
 
 
 PLAIN = SpeculationPlan()
