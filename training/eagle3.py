@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gammaray import papers
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError
 from gammaray.training.batches import Batch, Texts
@@ -109,12 +108,10 @@ class Eagle3Trainee:
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": read, "use_aux_hidden_state": True},
             "dtype": "bfloat16",
         }
-        if recipe.target:
-            config[papers.TARGET] = recipe.target
         offsets = self._tokens - torch.arange(len(self._tokens), device=self._tokens.device)
         tensors = {key: x.bfloat16() for key, x in self.module.tensors().items()}
         tensors |= {"d2t": offsets, "t2d": self._known}
-        write(folder, config, tensors)
+        write(folder, config, tensors, recipe.target)
 
     def _levels(self, batch: Batch) -> Iterator[Tensor]:
         """What each level tells, [B, T, H] each."""

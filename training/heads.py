@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor
 
+from gammaray import papers
 from gammaray.engine.batch import Row
 from gammaray.engine.runner import ModelRunner
 from gammaray.errors import ConfigError
@@ -79,12 +80,12 @@ def narrow(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor], target: str = "") -> None:
     """A checkpoint as the engine's loader reads it; `target`: the hash of the weights that it is tied to."""
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as work:
+    with replacing(folder / papers.WEIGHTS) as work:
         # Copies, as safetensors takes no two names for one memory; not its `save_file`, as what that writes
         # is for the owner's eyes only.
         work.write_bytes(
             save({name: x.detach().to("cpu", copy=True).contiguous() for name, x in tensors.items()})
         )
-    with replacing(folder / "config.json") as work:
-        tied = dict(settings) | ({"gammaray_target": target} if target else {})
+    with replacing(folder / papers.CONFIG) as work:
+        tied = dict(settings) | ({papers.TARGET: target} if target else {})
         work.write_text(json.dumps(tied, indent=2) + "\n", encoding="utf-8")

@@ -13,14 +13,15 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gammaray.errors import InvalidRequest
 from gammaray.types import SamplingParams
 
-EMBEDDED = "smollm2-135m-instruct"
+if TYPE_CHECKING:
+    from gammaray.training.command import Asked, Kind
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="Alias, folder, GGUF file or Hugging Face id of the target.")
@@ -117,8 +118,7 @@ def eagle(
         *(seed, dtype, pass_tokens, passes, bfloat16),
     )
     sizes = eagle3.Sizes(_numbers(layers), depth, draft_vocab, inner, own_head, warm)
-    code = command.train(asked, eagle3.kind(asked, sizes), as_json, _as_typed())
-    raise typer.Exit(_report(target, run / "out", held_out, as_json=as_json) if report and not code else code)
+    raise typer.Exit(_trained(asked, eagle3.kind(asked, sizes), held_out, report, as_json))
 
 
 @train.command()
@@ -168,8 +168,7 @@ def dspark(
     )
     sizes = Sizes(block, depth, inner, rank, markov)
     kind = block_command.block(asked, block_command.Block(_numbers(layers), draft_vocab, mask, sizes))
-    code = command.train(asked, kind, as_json, _as_typed())
-    raise typer.Exit(_report(target, run / "out", held_out, as_json=as_json) if report and not code else code)
+    raise typer.Exit(_trained(asked, kind, held_out, report, as_json))
 
 
 @train.command()
@@ -205,8 +204,7 @@ def confidence(
         *(seed, dtype, pass_tokens, passes, bfloat16),
     )
     kind = block_command.confidence(drafter)
-    code = command.train(asked, kind, as_json, _as_typed())
-    raise typer.Exit(_report(target, run / "out", held_out, as_json=as_json) if report and not code else code)
+    raise typer.Exit(_trained(asked, kind, held_out, report, as_json))
 
 
 @train.command()
@@ -247,8 +245,7 @@ def medusa(
         *(seed, dtype, pass_tokens, passes, bfloat16),
     )
     kind = block_command.medusa(block_command.Medusa(heads, layers, own_vocabulary))
-    code = command.train(asked, kind, as_json, _as_typed())
-    raise typer.Exit(_report(target, run / "out", held_out, as_json=as_json) if report and not code else code)
+    raise typer.Exit(_trained(asked, kind, held_out, report, as_json))
 
 
 @train.command("report")
@@ -378,6 +375,16 @@ def refresh(
     if todo.state != "fresh":
         code = code or _report(target, todo.drafter, held_out, limit, as_json)
     raise typer.Exit(code)
+
+
+def _trained(asked: Asked, kind: Kind, held_out: Path | None, report: bool, as_json: bool) -> int:
+    """The exit code of a run, and of the report on what it made."""
+    from gammaray.training import command
+
+    code = command.train(asked, kind, as_json, _as_typed())
+    return (
+        _report(asked.target, asked.run / "out", held_out, as_json=as_json) if report and not code else code
+    )
 
 
 def _report(target: str, drafter: Path, held_out: Path | None, limit: int = 26, as_json: bool = False) -> int:
